@@ -23,7 +23,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test playground newest slow survival stability curves harm recovery dropin bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test playground newest slow survival stability harm recovery bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -52,32 +52,25 @@ survival: $(STAMP) ## Train through every fault, beside Brax's PPO; hours on a C
 stability: $(STAMP) ## Train every task far beyond solved: do policies stay good? Hours on a CPU, resumes where it stopped
 	$(BIN)/python -m scripts.stability $(ARGS)
 
-curves: $(STAMP) ## Compare learning curves, with guards and without, float16 and float32; an hour on a CPU
-	$(BIN)/python -m scripts.curves $(ARGS)
-
 harm: $(STAMP) ## Train small environments with default guards and with none; an hour on a CPU, resumes where it stopped
 	$(BIN)/python -m scripts.harm $(ARGS)
 
 recovery: $(STAMP) ## Train at a rate far too high, with second attempts and without; half an hour on a CPU
 	$(BIN)/python -m scripts.recovery $(ARGS)
 
-dropin: $(PLAYGROUND)/.installed ## Train tasks of MuJoCo Playground with Brax's PPO and with rlstable.brax_ppo; hours on a CPU
-	$(PLAYGROUND)/bin/python -m scripts.drop_in $(ARGS)
-
-bench: $(STAMP) ## Measure guards, supervision, physics, growth and seeds, into docs/benchmarks.md; an hour on a CPU
-	@for benchmark in guards supervision physics scaling seeds; do \
-	  $(BIN)/python -m scripts.bench $$benchmark || exit; done
-
-# With MINUTES a new sitting starts; without it the newest is continued.
+# With MINUTES a new race starts; without it the newest sitting is continued.
 LIMIT = $(if $(MINUTES),--minutes $(MINUTES))
 
-race: $(STAMP) ## Race whole processes beside Brax's, SB3's, SBX's PPO in one sitting: make race MINUTES=90; without, hours
-	$(BIN)/python -m scripts.bench race $(LIMIT) $(ARGS)
+bench: $(STAMP) ## Measure times to a return, starts, speed and guards beside rivals, into docs/benchmarks.md; hours, resumes
+	$(BIN)/python -m scripts.bench $(LIMIT) $(ARGS)
+
+race: $(STAMP) ## Measure whole processes beside Brax's, SB3's, SBX's PPO in one sitting: make race MINUTES=90; without, hours
+	$(BIN)/python -m scripts.bench --only threshold --only start $(LIMIT) $(if $(MINUTES),--new) $(ARGS)
 
 gpu: MINUTES ?= 60
-gpu: $(STAMP) ## Measure an NVIDIA GPU with CUDA 12 within an hour, most telling first; MINUTES= continues after a cut
+gpu: $(STAMP) ## Measure an NVIDIA GPU with CUDA 12 within an hour, most telling first; again continues after a cut
 	$(BIN)/python $(PIP_INSTALL) -e ".[cuda12]"
-	$(BIN)/python -m scripts.bench gpu $(LIMIT) $(ARGS)
+	$(BIN)/python -m scripts.bench --gpu $(LIMIT) $(ARGS)
 
 docs: $(STAMP) ## Write the page of all configuration keys, and the site to site/
 	$(BIN)/python -m scripts.reference

@@ -1,152 +1,171 @@
-"""Runs a benchmark, prints its table and rewrites its section of docs/benchmarks.md for this kind of device.
+"""Measures rlstable beside the PPO of Brax, SB3, SBX and RSL-RL, as whole processes in turn, and guards on and off.
 
-python -m scripts.bench guards                             # cost of all default guards
-python -m scripts.bench guards --env humanoid --pairs 60   # one environment, more pairs
-python -m scripts.bench supervision                        # cost of a supervisor that has nothing to do
-python -m scripts.bench physics                            # C MuJoCo beside MJX
-python -m scripts.bench race --minutes 90                  # whole processes: rlstable, Brax's PPO, SB3, SBX, RSL-RL
-python -m scripts.bench scaling                            # cost over environments, episode length, steps done
-python -m scripts.bench seeds                              # several seeds in one program, beside one run per seed
-python -m scripts.bench kernels                            # kernels of an iteration on the device
-python -m scripts.bench host                               # the host's part of an iteration
-python -m scripts.bench gpu --minutes 60                   # all that can run on a GPU, most telling first
+python -m scripts.bench --only threshold --only start --minutes 90 --new    # a new sitting: the README's table first
+python -m scripts.bench --only guards --task humanoid                       # what guards cost
+python -m scripts.bench --gpu --minutes 60                                  # a GPU, most telling first
+python -m scripts.bench                                                     # the rest of the newest sitting; hours
+python -m scripts.bench --page                                              # the pages from the results
 
-The measurements stay in docs/bench.jsonl and docs/race.jsonl. Each is saved and the page is written when it ends, so
-that a benchmark can be stopped at any time. With --minutes nothing is started that would not end in time.
+Every finished process is a line of docs/bench.jsonl. A sitting is one machine in one go: it does not measure a line
+again that it has. The benchmark can be stopped at any time; nothing is started that would not end within --minutes.
 """
 
-import argparse
-import json
+import contextlib
+import datetime
+import functools
+import math
+import platform
 import signal
+import statistics
 import sys
-from collections.abc import Sequence
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
-
-from rich.console import Console
-from rich.table import Table
 
 from rlstable.config import ConfigError
-from scripts import pages, results, sittings
-from scripts.bench import gpu, host, kernels, scaling, seeds
-from scripts.bench.comparisons import COMPARISONS
-from scripts.bench.parts import PartsRun
-from scripts.pages import Section
-from scripts.race import page as race_page
-from scripts.race import race
-from scripts.sittings import Sitting
+from scripts import arguments, results
+from scripts.bench import page, tasks
+from scripts.bench.leg import ON_GPU, VENVS, Leg, OutOfTime, Workshop
+from scripts.process import pins, python_of
+from scripts.results import Row
 
 
-class Parser(argparse.ArgumentParser):
-    """Prints an error as one line, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"bench: {message}\n")
+@functools.cache
+def versions(side: str) -> dict[str, str]:
+    return results.versions() if side == "ours" else {"python": platform.python_version(), **pins(side)}
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions that docs/bench.jsonl records."""
-    return {"mjx" if name == "mujoco-mjx" else name: version for name, version in results.versions().items()}
+def identity(leg: Leg, kind: str) -> Row:
+    """Returns the values that a leg's rows of all rounds have in common on a kind of device."""
+    fixed = {name: getattr(leg, name) for name in ("measure", "task", "side", "case", "warm", "threshold")}
+    return {**fixed, "kind": kind, "settings": leg.text, "versions": versions(leg.side)}
 
 
-def prepared(args: argparse.Namespace, console: Console) -> race.Race | PartsRun:
-    """Returns the benchmark of a command line with its measurements so far."""
-    if args.benchmark is race:
-        return race.Race(args)
-    parts = args.benchmark.parts(args, console)
-    return PartsRun(parts, args.out.parent / "bench.jsonl", results.device(), versions())
+def in_turn(groups: Sequence[Sequence[Leg]], rounds: int) -> Iterator[tuple[int, Leg]]:
+    """Yields all rounds of the first group, then the other groups round by round.
+
+    Every round of a group starts with another leg. Guards have one round, which times many pairs.
+    """
+    for several in (groups[:1], groups[1:]):
+        for number in range(1, rounds + 1):
+            for own in several:
+                shift = (number - 1) % max(len(own), 1)
+                for leg in (*own[shift:], *own[:shift]):
+                    if number == 1 or leg.measure != "guards":
+                        yield number, leg
 
 
-def show(section: Section, console: Console) -> None:
-    table = Table(title=section.title)
-    for number, name in enumerate(section.header):
-        table.add_column(name, justify="right" if number else "left")
-    for cells in section.cells:
-        table.add_row(*cells)
-    console.print(table)
-    for note in section.notes:
-        console.print(note, soft_wrap=True)
+def asked_for(args: Namespace, on_cpu: bool) -> list[tuple[int, Leg]]:
+    chosen = [
+        (number, leg)
+        for number, leg in in_turn(tasks.legs(on_cpu), args.rounds)
+        if leg.measure in (args.only or tasks.MEASURES)
+        and leg.task in (args.task or tasks.TASKS)
+        and leg.side in (args.side or tasks.SIDES)
+    ]
+    if not chosen:
+        raise ConfigError("no measurement has that measure, task and side on this device")
+    return chosen
 
 
-def make_parser() -> Parser:
-    parser = Parser(prog="bench", description="Measures, prints a table and writes it into the page of benchmarks.")
-    commands = parser.add_subparsers(dest="name", required=True, metavar="benchmark", parser_class=Parser)
-    shared = Parser(add_help=False)
-    shared.add_argument(
-        "--out", type=Path, default=Path("docs/benchmarks.md"), help="page whose part for this device is rewritten"
-    )
-    shared.add_argument("--json", action="store_true", help="print the result as one line of JSON, the rest on stderr")
-    sittings.add_arguments(shared)
-
-    def add(name: str, help: str, benchmark: Any, sections: Sequence[str]) -> None:
-        command = commands.add_parser(name, parents=[shared], help=help)
-        benchmark.add_arguments(command)
-        command.set_defaults(benchmark=benchmark, sections=sections)
-
-    for comparison in COMPARISONS:
-        add(comparison.name, comparison.title, comparison, (comparison.name,))
-    add("race", "whole processes: rlstable, Brax's PPO and others", race, race_page.NAMES)
-    for module in (scaling, seeds, kernels, host):
-        add(module.NAME, module.HELP, module, (module.NAME,))
-    add(gpu.NAME, gpu.HELP, gpu, ())
-    return parser
+def sitting_of(args: Namespace, rows: Sequence[Row], kind: str) -> str:
+    """Returns the start, in UTC, of the newest sitting on a kind of device, or of a new one."""
+    names = [row["sitting"] for row in results.matching(rows, kind=kind) if row.get("sitting")]
+    if names and not args.new:
+        return str(max(names))
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def measure(args: argparse.Namespace, console: Console) -> Sitting:
-    """Runs one benchmark, writes the page after each of its measurements, and shows what was measured."""
-    for name in args.sections:
-        pages.cut(pages.read(args.out), name)  # before measuring: an error after it would cost minutes
-    benchmark = prepared(args, console)
-    sitting = sittings.opened(args, benchmark.newest())
-    found: dict[str, Section] = {}
-    device, packages = results.device(), versions()
+def expected(rows: Sequence[Row], leg: Leg, kind: str) -> float:
+    """Returns the seconds that a leg took before on a kind of device; 0 if unknown."""
+    fixed = {name: getattr(leg, name) for name in ("measure", "task", "side", "case", "warm")}
+    took = [float(row.get("took") or row.get("ran") or 0.0) for row in results.matching(rows, **fixed, kind=kind)]
+    return statistics.median(took) if took else 0.0
+
+
+def without_broken(missing: list[tuple[int, Leg]], gpu: bool, failed: list[str]) -> list[tuple[int, Leg]]:
+    """Makes the rivals' environments, and returns the legs without those whose environment cannot be made."""
+    for side in dict.fromkeys(leg.side for _, leg in missing if leg.side in tasks.RIVALS):
+        try:
+            python_of(side, VENVS, gpu and side in ON_GPU)
+        except ConfigError as error:
+            failed.append(str(error))
+            missing = [(number, leg) for number, leg in missing if leg.side != side]
+    return missing
+
+
+def run(args: Namespace, device: Row) -> tuple[list[str], list[str]]:
+    """Measures what the sitting lacks, and returns what did not fit into the time and what failed."""
+    results.check_writable(args.out)
+    rows, kind, gpu = results.read(args.out), device["kind"], device["platform"] == "gpu"
+    end = math.inf if args.minutes is None else time.monotonic() + 60 * args.minutes
+    sitting, left_out, failed, broken = sitting_of(args, rows, kind), [], [], set()
+    missing = []
+    for number, leg in asked_for(args, device["platform"] == "cpu"):
+        known = results.matching(rows, **identity(leg, kind), sitting=sitting, round=number)
+        if not any(page.is_whole(row, leg.limit) for row in known):
+            missing.append((number, leg))
+
+    def remaining() -> float:
+        return end - time.monotonic()
+
+    with contextlib.closing(Workshop(gpu, remaining)) as workshop:
+        for number, leg in without_broken(missing, gpu, failed):
+            name = f"round {number}: {leg}"
+            if str(leg) in broken:
+                continue
+            if remaining() <= expected(rows, leg, kind):
+                left_out.append(name)
+                continue
+            started = time.monotonic()
+            try:
+                found = workshop.run(leg, number)
+            except OutOfTime:
+                left_out.append(name)
+                continue
+            except ConfigError as error:
+                failed.append(str(error))
+                broken.add(str(leg))
+                continue
+            about = {"sitting": sitting, "round": number, "device": device, "commit": results.commit()}
+            took = round(time.monotonic() - started, 2)
+            rows.append({**identity(leg, kind), **about, "took": took, **found})
+            results.add(args.out, rows[-1:])
+            page.write(rows, args.out.parent / "benchmarks.md", args.readme)
+            shown = {key: value for key, value in found.items() if key not in ("curve", "limit", "trips")}
+            print(f"{name}: {', '.join(f'{key} {value}' for key, value in shown.items())}", flush=True)
+    return left_out, failed
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments.study_parser(__doc__, Path("docs/bench.jsonl"))
+    for name, choices in (("--only", tasks.MEASURES), ("--task", tasks.TASKS), ("--side", tasks.SIDES)):
+        arguments.add_choice(parser, name, choices)
+    parser.add_argument("--rounds", type=arguments.whole(1), default=3, help="processes per side; default: 3")
+    parser.add_argument("--minutes", type=arguments.positive("minutes"), help="time for all; default: no limit")
+    parser.add_argument("--new", action="store_true", help="start a new sitting instead of continuing the newest")
+    parser.add_argument("--gpu", action="store_true", help="an error without a GPU")
+    parser.add_argument("--readme", type=Path, default=Path("README.md"), help="page with the table of costs")
+    args = parser.parse_args(argv)
     try:
-        for section in benchmark.run(sitting):
-            found[section.name] = section
-            part = pages.device_part(section, device, packages) if section.cells else ""
-            # The race of a platform is one sitting, on one machine.
-            without = device["platform"] if args.benchmark is race else None
-            page = pages.updated(pages.read(args.out), section, device["kind"], part, without)
-            pages.write(args.out, page)
-    finally:
-        for section in (section for section in found.values() if section.cells):
-            show(section, console)
-            if args.json:
-                row = {"benchmark": section.name, "device": device, "versions": packages, "rows": section.rows}
-                print(json.dumps(row))
-        if sitting.left_out:
-            console.print(sittings.listed("left out for lack of time", sitting.left_out), soft_wrap=True)
-    return sitting
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one benchmark or `gpu`; an error of the user or of a measurement is one line and exit code 2."""
-    parser = make_parser()
-    args = parser.parse_args(arguments)
-    console = Console(stderr=args.json, highlight=False)
-    try:
-        if args.benchmark is gpu:
-            sitting = gpu.run(args, lambda words: prepared(parser.parse_args(words), console), console)
-        else:
-            sitting = measure(args, console)
-        if sitting.failed:
-            parser.error("; ".join(sitting.failed))
+        if args.page:
+            return page.write(results.read(args.out), args.out.parent / "benchmarks.md", args.readme)
+        device = results.device()
+        if args.gpu and device["platform"] != "gpu":
+            raise ConfigError("jax finds no GPU here; nvidia-smi says whether there is a driver")
+        left_out, failed = run(args, device)
     except ConfigError as error:
-        parser.error(str(error))
-    return 0
-
-
-def stop(*_: Any) -> NoReturn:
-    """Ends on Ctrl-C and SIGTERM; later signals cannot interrupt stopping the processes and showing the table."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+        sys.exit(f"bench: {error}")
+    if left_out:
+        print(f"left out for lack of time: {'; '.join(left_out)}")
+    if failed:
+        sys.exit(f"bench: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the process that is measured ends, too
     try:
-        sys.exit(main())
+        main()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -3,12 +3,13 @@
 .rivals/brax/bin/python scripts/rivals/brax_ppo.py '<settings as JSON>' lines.jsonl
 
 The settings: `env`, `backend` (null for the default), `networks` (arguments of `make_ppo_networks`), `train` (arguments
-of `ppo.train`) and `threshold`, the return that ends the training (null for none). Every line has its `time`: the first
-line after imports and environment, then one per epoch.
+of `ppo.train`, others are ignored) and `threshold`, the return that ends the training (null for none). There is a line
+per epoch.
 """
 
 import contextlib
 import functools
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ import jax
 from brax import envs
 from brax.training.agents.ppo import networks as ppo_networks
 from brax.training.agents.ppo import train as ppo
-from rival_log import Reached, memory_now_mb, write_line
+from rival_log import Reached, write_line
 
 
 def main(settings: dict[str, Any], path: Path) -> None:
@@ -40,10 +41,11 @@ def main(settings: dict[str, Any], path: Path) -> None:
         if value is not None and threshold is not None and value >= threshold:
             raise Reached
 
+    known = inspect.signature(ppo.train).parameters
+    train = {name: value for name, value in settings["train"].items() if name in known}
     factory = functools.partial(ppo_networks.make_ppo_networks, **settings["networks"])
     with path.open("w", buffering=1) as lines, contextlib.suppress(Reached):
-        write_line(lines, imported_mb=memory_now_mb(), platform=jax.default_backend())
-        ppo.train(env, network_factory=factory, progress_fn=progress, **settings["train"])
+        ppo.train(env, network_factory=factory, progress_fn=progress, **train)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 .rivals/rsl_rl/bin/python scripts/rivals/rsl_rl_ppo.py '<settings as JSON>' lines.jsonl
 
 The settings: `env`, one of Brax's, `backend` (null for the default), `reward_scaling`, `wrapper` (arguments of
-Playground's `RSLRLBraxWrapper`), `runner` (configuration of RSL-RL's `OnPolicyRunner`) and `iterations`. Every line has
-its `time`: the first line after imports and environment, then one per iteration. RSL-RL's own files go into a temporary
-folder.
+Playground's `RSLRLBraxWrapper`), `runner` (configuration of RSL-RL's `OnPolicyRunner`) and `iterations`. There is a
+line per iteration. RSL-RL's own files go into a temporary folder.
 """
 
 import json
@@ -18,7 +17,7 @@ import jax
 import torch
 from brax import envs
 from mujoco_playground import State, wrapper_torch
-from rival_log import memory_now_mb, write_line
+from rival_log import write_line
 from rsl_rl.runners import OnPolicyRunner
 
 
@@ -61,7 +60,6 @@ def main(settings: dict[str, Any], path: Path) -> None:
     backend = {} if settings["backend"] is None else {"backend": settings["backend"]}
     env = PlaygroundEnv(envs.get_environment(settings["env"], **backend), settings["reward_scaling"])
     with path.open("w", buffering=1) as lines, tempfile.TemporaryDirectory() as folder:
-        write_line(lines, imported_mb=memory_now_mb(), platform=jax.default_backend())
         on_gpu = jax.default_backend() == "gpu"
         device, rank = ("cuda:0", 0) if on_gpu else ("cpu", None)
         wrapper, runner = settings["wrapper"], settings["runner"]

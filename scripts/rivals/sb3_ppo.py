@@ -4,8 +4,7 @@
 
 The settings: `library` (`sb3` or `sbx`), `env`, `num_envs`, `normalize` (VecNormalize around the environments), `ppo`
 (arguments of `PPO`), `threshold`, `evaluate_every` (collected batches between evaluations), `episodes` of an
-evaluation, all at once, and `seed`. Every line has its `time`: the first line after imports and environments, then one
-per evaluation.
+evaluation, all at once, and `seed`. There is a line per evaluation.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rival_log import Reached, memory_now_mb, write_line
+from rival_log import Reached, write_line
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -79,7 +78,6 @@ def main(settings: dict[str, Any], path: Path) -> None:
     envs = environments(settings, settings["num_envs"], settings["seed"], training=True)
     evaluated = environments(settings, settings["episodes"], EVALUATION_SEED, training=False)
     with path.open("w", buffering=1) as lines:
-        write_line(lines, imported_mb=memory_now_mb(), platform="cpu")
         model = learner("MlpPolicy", envs, seed=settings["seed"], device="cpu", **arguments(settings))
         with contextlib.suppress(Reached):
             model.learn(WITHOUT_END, callback=Evaluations(evaluated, settings, lines))

@@ -48,7 +48,7 @@ POINT_MASS = (
 )  # fmt: skip
 TASKS = {"generalized": STEADY, "mjx": (*STEADY, "env.backend=mjx"), "point_mass": POINT_MASS}
 EPISODES = 32
-SOLVED = 60  # iterations, of 100, after which the seeds 0 to 4 have solved the pendulum (docs/curves.jsonl)
+SOLVED = 60  # iterations, of 100, after which the seeds 0 to 4 have solved the pendulum
 POOL = 64
 NO_INCIDENTS = ("supervise.incident.enabled=false",)  # the seeds are vmapped, and incidents have one slot for all
 HEALTHY = {"site": "physics", "probability": 0.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +29,11 @@ from lowering import (
 from rlstable.cli.compose import compose
 from rlstable.compilation import ffi
 from rlstable.compilation.xla import quick_options
+from rlstable.device import sharding
 from rlstable.device.transforms import apply_if, select_if
+from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import TrainingLoop
-from scripts import pages
-from scripts.bench.host import use_empty_program
+from rlstable.runner.setup import Program
 
 # Cholesky factorisations of MJX's mass matrix and constraint solver. XLA for TPUs has an operation for them.
 LINEAR_ALGEBRA = {"cuda": {"cusolver_potrf_ffi"}, "tpu": set[str]()}
@@ -214,20 +216,6 @@ def test_number_of_devices_changes_neither_the_size_of_the_program_nor_what_devi
     assert max(sizes) <= 1.01 * min(sizes)
 
 
-def test_page_of_benchmarks_has_the_table_of_budgets() -> None:
-    header = (
-        "run", "program", "custom calls on `cuda`", "decided by the host, per iteration", "in loops", "arrays in",
-        "arrays out",
-    )  # fmt: skip
-    rows = []
-    for (run, program), (inputs, outputs, decisions) in BUDGETS.items():
-        calls = ", ".join(f"`{call}`" for call in sorted(allowed_calls(RUNS[run], program, "cuda"))) or "none"
-        numbers = (decisions.get(0, 0), sum(decisions.values()) - decisions.get(0, 0), inputs, outputs)
-        rows.append((run, f"`{program}`", calls, *map(str, numbers)))
-    table = "\n".join(pages.table(header, rows, left=(0, 1, 2)))
-    assert table in (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(), table
-
-
 @pytest.mark.parametrize(("run", "most"), [("guards off", 127), ("default", 157)])
 def test_sgd_step_keeps_its_budget_of_kernels(run: str, most: int) -> None:
     """XLA for CPUs stands in for XLA for GPUs, which fuses more; another jaxlib may fuse differently.
@@ -237,6 +225,29 @@ def test_sgd_step_keeps_its_budget_of_kernels(run: str, most: int) -> None:
     compiled = RUNS[run].programs["training 1"].lowered().compile(quick_options())
     kernels = kernels_of_sgd_step(compiled.as_text())
     assert most // 2 < kernels <= most
+
+
+def use_empty_program(loop: Any) -> None:
+    """Makes a run call a program that returns the training state and healthy metrics, and counts the iteration."""
+    training, config = loop.single, loop.config
+    setup, mesh = training.programs.setup, training.programs.mesh
+    iteration = sharding.over_devices(setup.ppo.iteration, mesh, (SPECS,), (SPECS, sharding.REPLICATED))
+    _, shapes = jax.eval_shape(iteration, training.state)
+
+    def zeros(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+
+    def empty(states: tuple[Any, ...]) -> Any:
+        (state,) = states
+        metrics = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
+        trips = zeros(shapes.trips)
+        counters = state.counters.after(config.env_steps_per_iteration, jnp.int32(1), jnp.int32(0), trips)
+        metrics = metrics._replace(trips=trips, counters=counters, exhausted=zeros(shapes.exhausted))
+        return ((dataclasses.replace(state, counters=counters), metrics),)
+
+    program = sharding.over_devices(empty, mesh, ((SPECS,),), ((SPECS, sharding.REPLICATED),), donate=(0,))
+    executable = program.lower((training.state,)).compile()
+    loop._slots._programs[training.programs.key] = Program(executable, setup.precision)
 
 
 # Arrays from the device to the host: the metrics in one request after every iteration, and the parameters, moments and

@@ -1,25 +1,20 @@
-"""The tasks of the race: the legs of each task, with every side's settings."""
+"""The tables of what is measured: tasks, and every side's settings."""
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlstable.cli.compose import compose
-from scripts.race.legs import Leg
-from scripts.results import Row
+from scripts.bench.leg import Leg
 
 RIVALS = ("brax", "sb3", "sbx", "rsl_rl")
-SIDES = ("ours", *RIVALS, "floor")
+SIDES = ("ours", *RIVALS)
 LIMIT = 1800.0
-FIRST = "inverted_pendulum"  # the task whose thresholds are measured first, for the README
-# Sides that are also measured with the compiled programs of an earlier process. SB3 compiles nothing.
-_WARM = {"start": ("ours", "brax"), "threshold": ("ours",), FIRST: ("ours", "brax", "sbx")}
+FIRST = "inverted_pendulum"  # the task of the README's table
 _CPU_RECIPE, _CPU_CUT = "recipe_for=cpu", "ppo.num_envs=256"
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """The same task, hyperparameters and networks for every side."""
 
     settings: tuple[str, ...]  # overrides of `rlstable.train`
@@ -27,11 +22,10 @@ class Start:
     iterations: int = 24  # number of iterations
     # our values of `env.backend`, native only on a CPU. Brax has the first. Empty: the default
     ours: tuple[str, ...] = ("mjx", "native")
-    rsl_rl: bool = False  # whether RSL-RL's PPO runs, too, on Brax's backend and only on a GPU
+    rsl_rl: bool = False  # whether RSL-RL's PPO runs, too, only on a GPU
 
 
-@dataclasses.dataclass(frozen=True)
-class Goal:
+class Goal(NamedTuple):
     """A return that each side must reach with its own settings."""
 
     threshold: float  # mean return of a deterministic evaluation
@@ -40,6 +34,25 @@ class Goal:
     limit: float = LIMIT  # seconds from the start of the process
 
 
+_PAIR = ("env=inverted_pendulum", "env.backend=generalized")
+# Pairs of runs, guards=off and guards=default. An iteration takes about a second on two CPU cores.
+GUARDS: dict[str, tuple[str, ...]] = {
+    "inverted_pendulum": _PAIR,
+    # Settings with the same amount of work, for which XLA compiles other programs on both sides.
+    "inverted_pendulum, tanh": (*_PAIR, "network.activation=tanh"),
+    "inverted_pendulum, elu": (*_PAIR, "network.activation=elu"),
+    "inverted_pendulum, gae once": (*_PAIR, "ppo.gae=per_iteration"),
+    "inverted_pendulum, entropy": (*_PAIR, "ppo.entropy_cost=2e-2"),
+    "humanoid": (
+        "env=humanoid", "ppo=humanoid", "env.backend=mjx", "ppo.num_envs=256", "ppo.batch_size=128",
+        "ppo.num_minibatches=4", "ppo.num_updates_per_batch=8", "ppo.unroll_length=10",
+    ),
+}  # fmt: skip
+# Published hyperparameters, which fill an accelerator.
+GUARDS_ON_GPU: dict[str, tuple[str, ...]] = {
+    "ant": ("env=ant", "ppo=ant", "env.backend=mjx"),
+    "humanoid": ("env=humanoid", "ppo=humanoid", "env.backend=mjx"),
+}
 START = {
     "fast": Start(("env=fast",), iterations=48, ours=()),
     "inverted_pendulum": Start(("env=inverted_pendulum", "ppo=inverted_pendulum_brax"), ("ppo.batch_size=128",)),
@@ -120,23 +133,37 @@ THRESHOLD = {
     }),
     "ant": _walker("ant", 64, _ANT),
 }  # fmt: skip
-TASKS = tuple(dict.fromkeys((*START, *THRESHOLD)))
+MEASURES: dict[str, tuple[str, ...]] = {
+    "threshold": tuple(THRESHOLD), "start": tuple(START), "guards": tuple(GUARDS | GUARDS_ON_GPU),
+}  # fmt: skip
+TASKS = tuple(dict.fromkeys(task for names in MEASURES.values() for task in names))
+
+
+def legs(on_cpu: bool) -> list[list[Leg]]:
+    """Returns groups of legs, most telling first. Rounds of the first group come before all others."""
+    pairs = [
+        Leg("guards", name, "ours", "", False, (*own, "seed=0", "devices=1"), LIMIT)
+        for name, own in (GUARDS if on_cpu else GUARDS_ON_GPU).items()
+    ]
+    if on_cpu:
+        first, *others = [list(threshold_legs(name, on_cpu)) for name in THRESHOLD]
+        return [first, *(list(start_legs(name, on_cpu)) for name in START), pairs, *others]
+    starts = [list(start_legs(name, on_cpu)) for name in ("ant", "humanoid")]
+    return [[], *starts, pairs, *(list(threshold_legs(name, on_cpu)) for name in ("ant", "humanoid"))]
 
 
 def start_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
-    """Yields the sides of a task with the same settings, cold and warm, and their floor."""
+    """Yields the sides of a task with the same settings, cold, and those of JAX also warm."""
     task = START[name]
     settings = (*task.settings, *(task.cut if on_cpu else ()), "eval.num_evals=0")
     settings = (*settings, f"total_steps={task.iterations * _steps(settings)}")
+    rivals = ("brax", "rsl_rl") if task.rsl_rl and not on_cpu else ("brax",)
     for warm in (False, True):
         for backend in [name for name in task.ours if on_cpu or name != "native"] or ("",):
             chosen = (*settings, *([f"env.backend={backend}"] if backend else []))
-            rivals = ("brax", "rsl_rl") if task.rsl_rl and not on_cpu else ("brax",)
             for side in ("ours", *(rivals if backend != "native" else ())):
-                if not warm or side in _WARM["start"]:
+                if not warm or side != "rsl_rl":
                     yield Leg("start", name, side, backend, warm, chosen, LIMIT)
-            if not warm:
-                yield Leg("floor", name, "floor", backend, False, chosen, LIMIT)
 
 
 @functools.cache
@@ -147,26 +174,13 @@ def _steps(settings: tuple[str, ...]) -> int:
 def threshold_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
     """Yields the sides of a task, each with its own settings; those made for a CPU only on a CPU."""
     goal = THRESHOLD[name]
+    warm_sides = ("ours", "brax", "sbx") if name == FIRST else ("ours",)
     for warm in (False, True):
         for (side, case), settings in goal.sides.items():
-            if warm and side not in _WARM.get(name, _WARM["threshold"]):
-                continue
-            if not on_cpu and side == "brax" and _CPU_CUT in settings:
+            cpu_only = side in ("sb3", "sbx") or (side == "brax" and _CPU_CUT in settings)
+            if (warm and side not in warm_sides) or (cpu_only and not on_cpu):
                 continue
             if side == "ours":
                 settings = (*settings, f"eval.target_return={goal.threshold}")
                 settings = tuple(word for word in settings if on_cpu or word != _CPU_RECIPE)
             yield Leg("threshold", name, side, case, warm, settings, goal.limit, goal.threshold)
-
-
-def legs(on_cpu: bool) -> list[Leg]:
-    """Returns all legs in the order of the race."""
-    thresholds = {name: list(threshold_legs(name, on_cpu)) for name in THRESHOLD}
-    first = thresholds.pop(FIRST, [])
-    started = [leg for name in START for leg in start_legs(name, on_cpu)]
-    return first + started + [leg for own in thresholds.values() for leg in own]
-
-
-def is_whole(row: Row, limit: float) -> bool:
-    """Returns whether a row's process had the whole time limit of its leg, or ended before its own limit."""
-    return row.get("ending") != "time limit" or row["limit"] >= limit

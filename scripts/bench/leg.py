@@ -1,0 +1,245 @@
+"""A measurement: one process, its command, and the numbers that it leaves."""
+
+import dataclasses
+import itertools
+import json
+import math
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlstable.cli.compose import compose
+from rlstable.config import Config, ConfigError
+from scripts.process import REQUIREMENTS, ROOT, Outcome, environment, python_of, watch
+from scripts.results import Row
+
+VENVS = Path(".rivals")
+ON_GPU = ("brax", "rsl_rl")  # rivals that train on the GPU if the machine has one
+_SIZES = ("policy_hidden_layer_sizes", "value_hidden_layer_sizes")
+_SCRIPTS = {"brax": "brax_ppo.py", "rsl_rl": "rsl_rl_ppo.py", "sb3": "sb3_ppo.py", "sbx": "sb3_ppo.py"}
+_STOPPED = range(3, 11)  # exit codes of runs that guards or the supervisor stopped
+_COLUMNS = {
+    "time": "time", "step": "step", "value": "eval/episode_reward", "evaluating": "eval/epoch_eval_time",
+    "device_peak_mb": "memory/device_peak_mb",
+}  # fmt: skip
+
+
+class OutOfTime(ConfigError):
+    """A process was stopped before it had measured anything."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leg:
+    measure: str  # `start`, `threshold` or `guards`
+    task: str
+    side: str  # `ours` or a rival
+    case: str  # variant of the side: a physics backend, or `published`; empty without variants
+    warm: bool  # whether an earlier process has compiled the same programs and cached them
+    settings: tuple[str, ...] | Mapping[str, Any]  # overrides of `rlstable.train`, or settings of `rivals/sb3_ppo.py`
+    limit: float  # seconds after which the process is killed
+    threshold: float | None = None  # return that ends a leg of `threshold`
+
+    def __str__(self) -> str:
+        kind = ", ".join(filter(None, (self.case, "warm" if self.warm else "")))
+        return f"{self.measure} {self.task}: {self.side}" + (f" ({kind})" if kind else "")
+
+    @property
+    def text(self) -> str:
+        return json.dumps(self.settings) if isinstance(self.settings, Mapping) else " ".join(self.settings)
+
+
+class Workshop:
+    """Runs legs, and owns the folders of compiled programs."""
+
+    def __init__(self, gpu: bool, remaining: Callable[[], float] = lambda: math.inf):
+        self._gpu = gpu
+        self._remaining = remaining  # seconds that are left for all legs
+        self._caches: dict[tuple[str, str], str] = {}  # by side and settings
+
+    def close(self) -> None:
+        for folder in self._caches.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def run(self, leg: Leg, seed: int) -> Row:
+        """Runs a leg until it ends or reaches its limit, and returns its measurements.
+
+        A warm process finds what a cold process of the same side and settings compiled.
+        """
+        key = leg.side, leg.text
+        known = key in self._caches
+        if not leg.warm and (known or leg.side != "ours"):
+            with tempfile.TemporaryDirectory() as cache:
+                return self._run(leg, seed, cache)
+        if not known:
+            self._caches[key] = tempfile.mkdtemp()
+        if leg.warm and not known:
+            print(f"bench: {leg}: an extra run first, to compile", file=sys.stderr, flush=True)
+            self._run(leg, seed, self._caches[key])
+            if self._remaining() <= 0:
+                raise OutOfTime(f"{leg}: no time is left after the run that compiles")
+        return self._run(leg, seed, self._caches[key])
+
+    def _run(self, leg: Leg, seed: int, cache: str) -> Row:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            limit = min(leg.limit, self._remaining())
+            command = command_of(leg, seed, folder, self._gpu)
+            outcome = watch(command, environment(**caching(leg, cache)), folder, limit)
+            if leg.measure == "guards":
+                return printed(leg, outcome)
+            points = read_points(leg, folder)
+            common = {"ending": ending_of(leg, points, outcome, folder), "limit": round(limit, 2)}
+        common |= {"ran": round(outcome.seconds, 2), "cpu": round(outcome.cpu, 2), "peak_mb": outcome.peak_mb}
+        if leg.measure == "threshold":
+            return common | threshold_result(points, leg.threshold or 0.0, outcome)
+        return common | start_result(points, outcome)
+
+
+def command_of(leg: Leg, seed: int, folder: Path, gpu: bool) -> list[str]:
+    if leg.measure == "guards":
+        return [sys.executable, "-m", "scripts.bench.pairs", *leg.settings]
+    if leg.side == "ours":
+        return [
+            sys.executable,
+            "-m",
+            "rlstable.train",
+            *leg.settings,
+            f"seed={seed}",
+            f"hydra.run.dir={folder / 'run'}",
+        ]
+    if isinstance(leg.settings, Mapping):
+        settings = {**leg.settings, "library": leg.side, "seed": seed, "threshold": leg.threshold}
+    else:
+        translate = brax_settings if leg.side == "brax" else rsl_rl_settings
+        settings = translate(compose(list(leg.settings)), seed, leg.threshold)
+    python = python_of(leg.side, VENVS, gpu and leg.side in ON_GPU)
+    script = REQUIREMENTS / _SCRIPTS[leg.side]
+    return [str(python), str(script), json.dumps(settings), str(folder / "lines.jsonl")]
+
+
+def caching(leg: Leg, cache: str) -> dict[str, str]:
+    """Returns the environment variables that set the folder of compiled programs; a cold rival has none."""
+    if leg.side == "ours":
+        return {"XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)}
+    if leg.warm:
+        return {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
+    return {}
+
+
+def brax_settings(config: Config, seed: int, threshold: float | None) -> Row:
+    """Translates a configuration for `rivals/brax_ppo.py`; without evaluations Brax reports after every iteration."""
+    iterations = math.ceil(config.total_steps / config.env_steps_per_iteration)
+    adaptive = config.ppo.learning_rate_schedule == "adaptive_kl"
+    train = config.ppo.model_dump() | {
+        "learning_rate_schedule": "ADAPTIVE_KL" if adaptive else None,
+        "num_timesteps": config.total_steps, "episode_length": config.env.episode_length,
+        "action_repeat": config.env.action_repeat, "num_evals": (config.eval.num_evals or iterations) + 1,
+        "run_evals": config.eval.num_evals > 0, "num_eval_envs": config.eval.num_envs,
+        "deterministic_eval": config.eval.deterministic, "seed": seed,
+    }  # fmt: skip
+    networks = {name: list(getattr(config.network, name)) for name in _SIZES}
+    where = {"env": config.env.name, "backend": config.env.backend}
+    return {**where, "networks": networks, "train": train, "threshold": threshold}
+
+
+def rsl_rl_settings(config: Config, seed: int, threshold: None) -> Row:
+    """Translates a configuration without evaluations for `rivals/rsl_rl_ppo.py`."""
+    ppo, networks, env = config.ppo, config.network, config.env
+    policy = {
+        "class_name": "ActorCritic", "init_noise_std": 1.0, "activation": networks.activation,
+        "actor_hidden_dims": list(networks.policy_hidden_layer_sizes),
+        "critic_hidden_dims": list(networks.value_hidden_layer_sizes),
+        "actor_obs_normalization": ppo.normalize_observations, "critic_obs_normalization": ppo.normalize_observations,
+    }  # fmt: skip
+    algorithm = {
+        "class_name": "PPO", "num_learning_epochs": ppo.num_updates_per_batch, "num_mini_batches": ppo.num_minibatches,
+        "clip_param": ppo.clipping_epsilon, "gamma": ppo.discounting, "lam": ppo.gae_lambda,
+        "value_loss_coef": ppo.vf_loss_coefficient / 2,  # RSL-RL has the squared error, we and Brax half of it
+        "use_clipped_value_loss": False, "entropy_coef": ppo.entropy_cost,
+        "learning_rate": ppo.learning_rate, "schedule": "fixed", "normalize_advantage_per_mini_batch": True,
+        "max_grad_norm": math.inf if ppo.max_grad_norm is None else ppo.max_grad_norm,
+    }  # fmt: skip
+    runner = {
+        "num_steps_per_env": ppo.batch_size * ppo.num_minibatches * ppo.unroll_length // ppo.num_envs,
+        "save_interval": 50,  # Playground's
+        "obs_groups": {"policy": ["state"], "critic": ["state"]}, "policy": policy, "algorithm": algorithm,
+    }  # fmt: skip
+    wrapper = {"num_actors": ppo.num_envs, "seed": seed}
+    wrapper |= {"episode_length": env.episode_length, "action_repeat": env.action_repeat}
+    return {
+        "env": env.name, "backend": env.backend, "reward_scaling": ppo.reward_scaling, "wrapper": wrapper,
+        "runner": runner, "iterations": math.ceil(config.total_steps / config.env_steps_per_iteration),
+    }  # fmt: skip
+
+
+def read_points(leg: Leg, folder: Path) -> list[Row]:
+    """Returns the iterations that a side logged: `time`, `step`, `value` and `evaluating`.
+
+    The last line of a killed process can be torn and does not count.
+    """
+    path = folder / ("run/metrics.jsonl" if leg.side == "ours" else "lines.jsonl")
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    if leg.side == "ours":
+        rows = [{short: row.get(long) for short, long in _COLUMNS.items()} for row in rows]
+    return [row for row in rows if row.get("step") is not None]
+
+
+def ending_of(leg: Leg, points: Sequence[Row], outcome: Outcome, folder: Path) -> str:
+    """Returns how a leg ended: `reached`, `time limit`, `all steps`, or our stop reason."""
+    if leg.threshold is not None and _first_at(points, leg.threshold) is not None:
+        return "reached"
+    if outcome.code is None:
+        return "time limit"
+    if outcome.code == 0 and points:
+        return "all steps"
+    if leg.side == "ours" and outcome.code in _STOPPED:
+        return str(json.loads((folder / "run" / "result.json").read_text())["stop_reason"])
+    raise ConfigError(f"{leg} ended with exit code {outcome.code}: {outcome.last_line[:300]}")
+
+
+def start_result(points: Sequence[Row], outcome: Outcome) -> Row:
+    """Returns the seconds to the first iteration, and the median speed after the second."""
+    late = points[1:]
+    gaps = [(b["step"] - a["step"]) / (b["time"] - a["time"]) for a, b in itertools.pairwise(late)]
+    return {
+        "first": round(points[0]["time"] - outcome.started, 2) if points else None,
+        "steady_sps": statistics.median(gaps) if gaps else None,
+        "device_peak_mb": points[-1].get("device_peak_mb") if points else None,
+        "iterations": len(points),
+    }
+
+
+def threshold_result(points: Sequence[Row], threshold: float, outcome: Outcome) -> Row:
+    """Returns when the threshold was reached (None if never), and the curve as (seconds, steps, return)."""
+    evaluated = [row for row in points if row.get("value") is not None]
+    found = _first_at(evaluated, threshold)
+    end = len(evaluated) if found is None else found + 1
+    curve = [(round(row["time"] - outcome.started, 2), row["step"], row["value"]) for row in evaluated[:end]]
+    return {
+        "seconds": None if found is None else curve[-1][0],
+        "steps": curve[-1][1] if curve else 0,
+        "evaluating": round(sum(row["evaluating"] or 0.0 for row in evaluated[:end]), 2),
+        "curve": curve,
+    }
+
+
+def _first_at(points: Sequence[Row], threshold: float) -> int | None:
+    return next((n for n, row in enumerate(points) if row.get("value") is not None and row["value"] >= threshold), None)
+
+
+def printed(leg: Leg, outcome: Outcome) -> Row:
+    """Returns the JSON in the last line of a process."""
+    if outcome.code is None:
+        raise OutOfTime(f"{leg} was stopped after {outcome.seconds:,.0f} s")
+    if outcome.code:
+        raise ConfigError(f"{leg} ended with exit code {outcome.code}: {outcome.last_line[:300]}")
+    return dict(json.loads(outcome.last_line))

@@ -1,0 +1,190 @@
+"""The tables of docs/benchmarks.md, a part per platform, and the table of the README."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from scripts import pages, results
+from scripts.bench.tasks import FIRST, MEASURES, SIDES, THRESHOLD
+from scripts.results import Row
+
+LABELS = {"ours": "rlstable", "brax": "Brax PPO", "sb3": "SB3 PPO", "sbx": "SBX PPO", "rsl_rl": "RSL-RL PPO"}
+COSTS = "what it costs"
+COST_LABELS = {
+    ("ours", ""): "rlstable",
+    ("brax", ""): "Brax PPO, our recipe, its cheapest physics",
+    ("brax", "published"): "Brax PPO, published settings",
+    ("sb3", ""): "SB3 PPO, Gymnasium's pendulum",
+    ("sbx", ""): "SBX PPO, Gymnasium's pendulum",
+}
+Cells = list[tuple[str, ...]]
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Returns the median of the values that are not None; None without values."""
+    known = sorted(value for value in values if value is not None)
+    if math.inf in known:
+        # The upper of the two middle values, because the mean of a number and infinity is not a time.
+        return known[len(known) // 2]
+    return float(np.median(known)) if known else None
+
+
+def digits(value: float) -> str:
+    """Returns a number with three digits, or a large number as a whole number."""
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def spread(values: Iterable[float | None], least: float = math.inf) -> str:
+    """Returns the median and the range; empty without values. Infinity is shown as more than `least`."""
+    known = [value for value in values if value is not None]
+    middle = median(known)
+
+    def show(value: float) -> str:
+        return f"> {digits(least)}" if math.isinf(value) else digits(value)
+
+    if middle is None:
+        return ""
+    return show(middle) + ("" if len(known) == 1 else f" [{show(min(known))}, {show(max(known))}]")
+
+
+def column(rows: Sequence[Row], name: str) -> list[float | None]:
+    return [row.get(name) for row in rows]
+
+
+def times(rows: Sequence[Row]) -> tuple[list[float], float]:
+    """Returns the seconds to a threshold, infinite if it was not reached, and the least time without reaching it."""
+    seconds = [math.inf if row["seconds"] is None else row["seconds"] for row in rows]
+    return seconds, min((row["ran"] for row in rows if row["seconds"] is None), default=math.inf)
+
+
+def is_whole(row: Row, limit: float) -> bool:
+    """Returns whether a row's process had the whole time limit of its leg, or ended before its own limit."""
+    return row.get("ending") != "time limit" or row["limit"] >= limit
+
+
+def sides_of(rows: Sequence[Row]) -> dict[tuple[str, str, bool], list[Row]]:
+    """Returns the rows by side, case and whether warm, cold first."""
+    order = sorted({(row["warm"], SIDES.index(row["side"]), row["case"]) for row in rows})
+    keys = [(SIDES[side], case, warm) for warm, side, case in order]
+    return {(s, c, w): results.matching(rows, side=s, case=c, warm=w) for s, c, w in keys}
+
+
+def label(side: str, case: str, warm: bool = False) -> str:
+    return ", ".join(filter(None, (LABELS[side], case, "warm" if warm else "")))
+
+
+def threshold_cells(task: str, rows: Sequence[Row]) -> Cells:
+    cells, by = [], sides_of(rows)
+    for (side, case, warm), own in by.items():
+        seconds, least = times(own)
+        steps = [row["steps"] for row in own if row["seconds"] is not None]
+        ours, mine = median(times(by.get(("ours", "", warm), []))[0]), median(seconds)
+        ratio = digits(mine / ours) if ours and mine and max(ours, mine) < math.inf else ""
+        evaluating, peak = (spread([median(column(own, name))]) for name in ("evaluating", "peak_mb"))
+        numbers = (spread(seconds, least), ratio, spread([median(steps)]), evaluating, peak)
+        goal = f"{task}, {own[0]['threshold']:,.0f}"
+        cells.append((goal, label(side, case, warm), *numbers, f"{len(steps)} of {len(own)}"))
+    return cells
+
+
+def start_cells(task: str, rows: Sequence[Row]) -> Cells:
+    cells, by = [], sides_of(rows)
+    for side, case in dict.fromkeys((side, case) for side, case, _ in by):
+        cold, warm = by.get((side, case, False), []), by.get((side, case, True), [])
+        firsts = spread(column(cold, "first")), spread(column(warm, "first"))
+        numbers = spread(column([*cold, *warm], "steady_sps")), spread(column(cold, "peak_mb"))
+        cells.append((task, label(side, case), *firsts, *numbers))
+    return cells
+
+
+def guards_cells(task: str, rows: Sequence[Row]) -> Cells:
+    row = rows[-1]
+    rates = (f"{row[f'sps_{side}']:,.0f}" for side in ("off", "default"))
+    low, high = row["interval"]
+    return [(task, f"{row['ratio']:.3f}", f"{low:.3f} – {high:.3f}", *rates)]
+
+
+TABLES: dict[str, tuple[tuple[str, ...], Callable[[str, Sequence[Row]], Cells]]] = {
+    "threshold": (
+        ("task, return", "side", "seconds", "ratio", "steps", "of it evaluations, s", "peak MB", "reached"),
+        threshold_cells,
+    ),
+    "start": (("task", "side", "first iteration, s", "warm, s", "then steps/s", "peak MB"), start_cells),
+    "guards": (("task", "relative speed", "95 % interval", "steps/s off", "steps/s default"), guards_cells),
+}
+
+
+def part(rows: Sequence[Row], measure: str) -> str:
+    """Returns the table of a measure: every task in its newest sitting, so that its sides are of one machine."""
+    header, cells_of = TABLES[measure]
+    cells, about = [], []
+    for task in MEASURES[measure]:
+        own = results.matching(rows, measure=measure, task=task)
+        if not own:
+            continue
+        newest = results.matching(own, sitting=max(row["sitting"] for row in own))
+        cells += cells_of(task, newest)
+        device = newest[0]["device"]
+        about.append(f"{device['kind']}, {device['cpus']} CPUs, begun {newest[0]['sitting'][:10]}")
+    return "\n".join(
+        [
+            *pages.table(header, cells, (0,) if measure == "guards" else (0, 1)),
+            "",
+            f"Measured on {'; '.join(dict.fromkeys(about))}.",
+        ]
+    )
+
+
+def write(rows: Sequence[Row], page: Path, readme: Path) -> None:
+    """Replaces the parts that have rows, and the README's table if a sitting has all of its sides."""
+    rows = [row for row in rows if row.get("sitting")]
+    parts = {}
+    for platform in sorted({row["device"]["platform"] for row in rows}):
+        own = [row for row in rows if row["device"]["platform"] == platform]
+        for measure in MEASURES:
+            if results.matching(own, measure=measure):
+                parts[f"{measure} on {platform}"] = part(own, measure)
+    pages.fill(page, parts)
+    table = costs(rows)
+    if table and readme.exists() and f"<!-- {COSTS} -->" in readme.read_text():
+        pages.fill(readme, {COSTS: table})
+
+
+def costs(rows: Sequence[Row]) -> str:
+    """Returns the README's paragraph and table from the newest sitting that has every side; empty without one."""
+    own = results.matching(rows, measure="threshold", task=FIRST)
+    own = [row for row in own if is_whole(row, THRESHOLD[FIRST].limit)]
+    for sitting in sorted({row["sitting"] for row in own}, reverse=True):
+        by = sides_of(results.matching(own, sitting=sitting))
+        if all((*key, False) in by for key in COST_LABELS):
+            return _costs(by, sitting)
+    return ""
+
+
+def _costs(by: dict[tuple[str, str, bool], list[Row]], sitting: str) -> str:
+    lines, ahead = [], []
+    for (side, case), text in COST_LABELS.items():
+        line = [f"{text}, {median(column(by[side, case, False], 'evaluating')) or 0.0:.1f} s of it evaluations"]
+        for start, warm in (("first", False), ("later", True)):
+            own, ours = by.get((side, case, warm), []), by.get(("ours", "", warm), [])
+            theirs, mine = median(times(own)[0]), median(times(ours)[0])
+            ratio = theirs / mine if theirs and mine and max(theirs, mine) < math.inf else None
+            shown = spread([theirs], times(own)[1])
+            line += [f"{shown} s" if shown else "", digits(ratio) if ratio else ""]
+            if ratio is not None and ratio < 1:
+                ahead.append(f"{text} {digits(ratio)} at the {start} start")
+        lines.append(line)
+    device = by["ours", "", False][0]["device"]
+    rounds = max(row["round"] for own in by.values() for row in own)
+    processes = "One process per cell" if rounds == 1 else f"Medians of up to {rounds} processes in turn"
+    paragraph = [
+        f"Seconds from Enter to a return of {THRESHOLD[FIRST].threshold:,.0f} on the inverted pendulum, with imports, "
+        "compiling and each side's evaluations.",
+        f"{processes}, in one sitting on {device['kind']} with {device['cpus']} CPUs, begun {sitting[:10]}.",
+        "Ratios are to rlstable; a blank cell was not measured. SB3 compiles nothing, so that it has no later start.",
+        f"A ratio below 1 means that the side is faster: {'; '.join(ahead)}." if ahead else "No side is faster.",
+        "`make race MINUTES=90` measures this table, and [docs/benchmarks.md](docs/benchmarks.md) has the rest.",
+    ]
+    return "\n".join([*paragraph, "", *pages.table(("side", "first start", "ratio", "later start", "ratio"), lines)])
