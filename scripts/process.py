@@ -40,7 +40,6 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def last_line(text: str) -> str:
-    """Returns the last line that is not blank; empty if all lines are blank."""
     return next((line for line in reversed(text.split("\n")) if line.strip()), "")
 
 
@@ -54,7 +53,7 @@ def watch(command: Sequence[str], env: Mapping[str, str], folder: Path, limit: f
         )
         try:
             while process.poll() is None and time.time() - started <= limit:
-                peak = max(peak, memory_mb(process.pid))
+                peak = max(peak, _memory_mb(process.pid))
                 time.sleep(_POLL_SECONDS)
             seconds, code = time.time() - started, process.poll()
         finally:
@@ -70,10 +69,10 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def memory_mb(pid: int | str, field: str = "VmHWM") -> float:
-    """Returns the host memory of a process; 0 where the system does not report it."""
+def _memory_mb(pid: int) -> float:
+    """Returns the peak of the host memory of a process; 0 where the system does not report it."""
     with contextlib.suppress(OSError):
-        found = re.search(rf"{field}:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) / 1024 if found else 0.0
     return 0.0
 
@@ -90,7 +89,7 @@ def python_of(rival: str, venvs: Path, gpu: bool) -> Path:
     folder = venvs.absolute() / rival
     python, stamp = folder / "bin" / "python", folder / "installed"
     if not (stamp.exists() and stamp.read_text() == digest):
-        print(f"race: installing {rival} into {folder}, some minutes", file=sys.stderr, flush=True)
+        print(f"bench: installing {rival} into {folder}, some minutes", file=sys.stderr, flush=True)
         _install([sys.executable, "-m", "venv", "--clear", str(folder)], rival)
         _install([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], rival)
         stamp.write_text(digest)
@@ -98,10 +97,7 @@ def python_of(rival: str, venvs: Path, gpu: bool) -> Path:
 
 
 def _install(command: Sequence[str], rival: str) -> None:
-    try:
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    except OSError as error:
-        raise ConfigError(f"race: cannot make the environment of {rival}: {error.strerror}") from error
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     if done.returncode:
         message = last_line(done.stderr) or last_line(done.stdout) or "no error message"
-        raise ConfigError(f"race: cannot make the environment of {rival}: {message}")
+        raise ConfigError(f"cannot make the environment of {rival}: {message}")

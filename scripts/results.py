@@ -29,12 +29,9 @@ def read(path: Path) -> list[Row]:
 
 
 def add(path: Path, rows: Iterable[Row]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
-    except OSError as error:
-        raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def check_writable(path: Path) -> None:
@@ -60,7 +57,7 @@ def device() -> Row:
     code = "import jax, json; d = jax.devices()[0]; print(json.dumps([d.platform, d.device_kind]))"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     if done.returncode:
-        raise ConfigError(f"race: jax finds no device: {last_line(done.stderr) or 'no error message'}")
+        raise ConfigError(f"jax finds no device: {last_line(done.stderr) or 'no error message'}")
     return described(*json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -74,17 +71,16 @@ def described(platform_name: str, kind: str) -> Row:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, of the packages that decide speed and results, and of rlstable."""
     packages = {name: metadata.version(name) for name in ("jax", "brax", "mujoco", "mujoco-mjx")}
     return {"python": platform.python_version(), **packages, "rlstable": __version__}
 
 
-def commit(root: Path | None = None) -> str | None:
+def commit() -> str | None:
     """Returns the commit of a checkout, with "+" if its code was changed since; None without a repository."""
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
-        return subprocess.run(command, cwd=root or ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         changed = git("status", "--porcelain", "--", "rlstable", "configs", "scripts")

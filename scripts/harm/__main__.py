@@ -100,21 +100,15 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
         found = compare(rows, name)
         if found is None:
             continue
-        low, high = found["difference"].low, found["difference"].high
-        shown = [
-            found["idle"],
-            found["off"].mean(),
-            found["off"].min(),
-            found["default"].mean(),
-            found["default"].min(),
-        ]
-        interval = f"{100 * found['difference'].value:+.0f} % [{100 * low:+.0f}, {100 * high:+.0f}]"
+        off, default, share = found["off"], found["default"], found["difference"]
+        interval = f"{100 * share.value:+.0f} % [{100 * share.low:+.0f}, {100 * share.high:+.0f}]"
+        shown = (found["idle"], off.mean(), off.min(), default.mean(), default.min())
         numbers = [f"{value:,.4g}" for value in shown]
         lines.append([name, case.text, str(found["off"].size), *numbers, interval,
                       f"{found['trips']} / {found['rollbacks']}"])  # fmt: skip
     header = ["case", "environment", "seeds", "action 0", "off", "off, least", "default", "default, least",
               "difference [95 %]", "trips / rollbacks"]  # fmt: skip
-    pages.write(path, _TEXT + "\n".join(pages.table(header, lines, (0, 1))) + "\n")
+    path.write_text(_TEXT + "\n".join(pages.table(header, lines, (0, 1))) + "\n")
 
 
 _TEXT = f"""# Default guards beside none, on {len(CASES)} small environments

@@ -34,41 +34,34 @@ class State:
 
 
 class Point:
-    """Points on lines, pushed by the actions.
-
-    Args:
-        size: Number of coordinates, and of actions.
-        idle: Additional actions without effect.
-        reward: Name of a function of `_REWARDS`.
-        scale: Factor of the reward.
-        offset: Number added to each reward.
-        obs_scale: Factor of the observation.
-        obs_offset: Number added to the observation.
-        extra: Name of a function of `_EXTRAS` for additional elements of the observation; None for none.
-        late: Steps of an environment, over all its episodes, before a command replaces the command 0; None for never.
-        noise: Deviation of the noise of the observation.
-        spikes: Probability per step that the observation is 1e4 for one step.
-        reward_noise: Deviation of the noise of the reward.
-        reward_spikes: Probability per step of a reward of 1,000 or -1,000.
-        delay: Steps by which rewards arrive later, summed at every multiple.
-        limit: Position beyond which the episode ends; None for never.
-        unstable: Growth of the position per step.
-        nan: Probability per step that the velocity becomes NaN.
-        strength: Factor of the action.
-        stops: Whether the episode ends at the goal.
-        harder: Steps of an environment after which the dynamics become weaker by half; None for never.
-        blind: Whether the observation lacks velocities.
-    """
+    """Points on lines, pushed by the actions."""
 
     backend = None
 
     def __init__(
-        self, size: int = 1, idle: int = 0, reward: str = "near", scale: float = 1.0, offset: float = 0.0,
-        obs_scale: float = 1.0, obs_offset: float = 0.0, extra: str | None = None, late: int | None = None,
-        noise: float = 0.0, spikes: float = 0.0, reward_noise: float = 0.0, reward_spikes: float = 0.0, delay: int = 1,
-        limit: float | None = None, unstable: float = 0.0, nan: float = 0.0, strength: float = 1.0,
-        stops: bool = False, harder: int | None = None, blind: bool = False,
-    ):  # fmt: skip
+        self,
+        size: int = 1,  # number of coordinates, and of actions
+        idle: int = 0,  # additional actions without effect
+        reward: str = "near",  # name in `_REWARDS`
+        scale: float = 1.0,  # factor of the reward
+        offset: float = 0.0,  # added to each reward
+        obs_scale: float = 1.0,
+        obs_offset: float = 0.0,
+        extra: str | None = None,  # name in `_EXTRAS` of additional elements of the observation
+        late: int | None = None,  # steps, over all episodes, before a command replaces the command 0
+        noise: float = 0.0,  # deviation, of the observation
+        spikes: float = 0.0,  # probability per step that the observation is 1e4
+        reward_noise: float = 0.0,  # deviation
+        reward_spikes: float = 0.0,  # probability per step of a reward of 1,000 or -1,000
+        delay: int = 1,  # steps between rewards, which are summed
+        limit: float | None = None,  # position beyond which the episode ends
+        unstable: float = 0.0,  # growth of the position per step
+        nan: float = 0.0,  # probability per step that the velocity becomes NaN
+        strength: float = 1.0,  # factor of the action
+        stops: bool = False,  # whether the episode ends at the goal
+        harder: int | None = None,  # steps, over all episodes, after which actions have half the effect
+        blind: bool = False,  # whether the observation lacks velocities
+    ):
         vars(self).update({name: value for name, value in locals().items() if name != "self"})
         self.action_size = size + idle
         self.observation_size = size * (1 if blind else 2) + 1 + (0 if extra is None else len(_EXTRAS[extra](0.0, 0.0)))
@@ -143,19 +136,10 @@ _EXTRAS: dict[str, Any] = {
 
 
 class Case(NamedTuple):
-    """One environment of the study.
-
-    Attributes:
-        text: Description for the page.
-        kwargs: Arguments of `Point`.
-        length: Steps of an episode.
-        eval_kwargs: Other arguments of the evaluation's environments.
-    """
-
-    text: str
-    kwargs: dict[str, Any]
-    length: int = 100
-    eval_kwargs: dict[str, Any] = {}  # noqa: RUF012 - read only
+    text: str  # for the page
+    kwargs: dict[str, Any]  # arguments of `Point`
+    length: int = 100  # steps of an episode
+    eval_kwargs: dict[str, Any] = {}  # noqa: RUF012 - read only; of the environments of evaluations
 
 
 CASES = {

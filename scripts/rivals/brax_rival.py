@@ -46,17 +46,12 @@ class Fault:
 
 
 def first_element(values: jax.Array, value: jax.Array, hit: jax.Array) -> jax.Array:
-    """Returns the array with `value` as its first element where `hit`, with the same shape and type."""
     flat = values.reshape(-1)
     return flat.at[0].set(jnp.where(hit, value.astype(flat.dtype), flat[0])).reshape(values.shape)
 
 
 def bad_positions(physics: Any, value: jax.Array, hit: jax.Array) -> Any:
-    """Returns the physics with a bad first position, in every field from which a backend reads it.
-
-    Those fields are `q` for generalized, `qpos` for mjx, and the bodies' `x_i` for spring and positional, which only
-    derive `q` from it.
-    """
+    """Sets a bad first position where a backend reads it: `q` (generalized), `qpos` (mjx) or `x_i`."""
     changed = {name: getattr(physics, name) for name in ("q", "qpos") if hasattr(physics, name)}
     changed = {name: first_element(values, value, hit) for name, values in changed.items()}
     if hasattr(physics, "x_i"):
@@ -81,13 +76,7 @@ class FaultyBraxEnv(Wrapper):
     comes back after every episode.
 
     The fault's numbers, the random key and the count of steps are in `info["fault"]`, which automatic resets leave
-    unchanged. They are data of the training program, so that all faults share one compiled program. Only `reset` is
-    compiled for each fault, and for site `all` also for each seed.
-
-    Args:
-        env: The environment, not batched.
-        fault: The fault.
-        seed: Decides the steps of site `all`, which are the same for all environments.
+    unchanged. They are data of the training program, so that all faults share one compiled program.
     """
 
     def __init__(self, env: Env, fault: Fault, seed: int = 0):
@@ -96,7 +85,6 @@ class FaultyBraxEnv(Wrapper):
         self.seed = seed
 
     def reset(self, rng: jax.Array) -> State:
-        """Returns the same first state as the environment without the fault, from a key of shape (2,)."""
         state = self.env.reset(rng)
         key, draw = jax.random.split(jax.random.fold_in(rng, 1))
         value = jnp.float32(self.fault.value)
@@ -120,7 +108,6 @@ class FaultyBraxEnv(Wrapper):
         )
 
     def step(self, state: State, action: jax.Array) -> State:
-        """Takes a step of the environment, then injects the fault."""
         fault = state.info["fault"]
         stepped = self.env.step(state, action)
         at, fault = draw_fault(fault)
@@ -144,7 +131,6 @@ class FaultyBraxEnv(Wrapper):
 
 
 def draw_fault(fault: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Draws whether the fault happens in this step."""
     key, draw = jax.random.split(fault["key"])
     common = jax.random.fold_in(fault["common_key"], fault["count"])
     draw = jnp.where(fault["site"] == SITES.index("all"), common, draw)
@@ -156,13 +142,12 @@ def draw_fault(fault: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], di
 
 
 def device_put_replicated(tree: Any, devices: Sequence[jax.Device]) -> Any:
-    """Returns every leaf with a leading axis over devices, one copy on each, as the dropped JAX function did."""
+    """Copies every leaf to each device, on a leading axis, as the function did that JAX dropped."""
     sharding = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec("devices"))
     return jax.tree.map(lambda leaf: jax.device_put(jnp.stack([jnp.asarray(leaf)] * len(devices)), sharding), tree)
 
 
 def brax_settings(config: Any) -> dict[str, Any]:
-    """Returns the settings for `train` of a configuration of rlstable."""
     values = config.ppo.model_dump()
     schedule = values.pop("learning_rate_schedule")
     if schedule not in ("constant", "adaptive_kl"):
@@ -235,19 +220,10 @@ def one_line(error: BaseException) -> str:
 def make_evaluation(
     env: Env, make_policy: Callable[..., Any], episodes: int = 32, length: int = 1000
 ) -> Callable[[Any], tuple[float | None, int]]:
-    """Returns a function that evaluates deterministic policies on an environment without a fault.
+    """Returns an evaluation of the mean action on an environment without a fault.
 
-    An episode ends at its first number that is not finite. The evaluation stops when all episodes have ended.
-
-    Args:
-        env: The environment, not batched.
-        make_policy: Brax's function from parameters to a policy.
-        episodes: Number of episodes, played at once.
-        length: Greatest length of an episode.
-
-    Returns:
-        A function of the parameters. It returns the mean return of the episodes in which all actions and rewards were
-        finite (None if there are none), and the number of the other episodes.
+    It returns the mean return of the episodes in which all actions and rewards were finite (None if there are none),
+    and the number of the other episodes, which end at the first number that is not finite.
     """
 
     @jax.jit

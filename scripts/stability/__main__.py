@@ -2,18 +2,15 @@
 
 python -m scripts.stability                          # all missing seeds; resumes where it stopped
 python -m scripts.stability --only hopper --seeds 2  # one task, fewer seeds
-python -m scripts.stability --before ../old          # also the side `before`, an older checkout of rlstable
-python -m scripts.stability --only point_mass --side off --plus guards.limiters.kl=1.0    # a side and one setting
+python -m scripts.stability --only point_mass --side off    # one side
 python -m scripts.stability --page                   # docs/stability.md and its picture from the results
 
 A run is a process as a user starts it, with up to eight seeds in one program, in a temporary folder. Each seed is a row
 of docs/stability.jsonl, and is not trained again. Delete the rows that a change makes stale.
 """
 
-import argparse
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -32,14 +29,11 @@ from scripts.process import ROOT, environment, last_line
 from scripts.results import Row
 from scripts.rivals import brax_rival
 from scripts.stability import page as stability_page
-from scripts.stability.numbers import SIDES, Task, base_of
+from scripts.stability.numbers import SIDES, Task
 from scripts.stability.tasks import PROBES, REWARD_FACTORS
 
 EVALUATIONS = 16
 SIDE_BY_SIDE = 8
-# guards.limiters.kl of guards=default, in nats; the same for every side.
-BOUND = 1.0
-GUARDS = {"off": "off", "default": "default", "strict": "strict", "before": "default"}
 # The seeds are vmapped, and incidents have one slot for all.
 _QUIET = (
     "logging=quiet", "devices=1", "checkpoint.every=1000000", "checkpoint.keep_best=0", "checkpoint.confirm_best=0",
@@ -110,39 +104,25 @@ TASKS: dict[str, Task] = {
 
 def settings_of(task: str, side: str) -> list[str]:
     """Returns the overrides of a training without its seed."""
-    base, *plus = side.split(" + ")
-    if base == "brax":
-        return [*TASKS[task].overrides, *plus]
+    if side == "brax":
+        return [*TASKS[task].overrides]
     evaluations = (f"eval.num_evals={EVALUATIONS}", f"eval.num_envs={TASKS[task].episodes}", "eval.target_return=null")
-    return [*TASKS[task].overrides, *evaluations, f"guards={GUARDS[base]}", *plus]
+    return [*TASKS[task].overrides, *evaluations, f"guards={side}"]
 
 
-def missing(rows: Sequence[Row], task: str, side: str, seeds: Sequence[int]) -> Iterator[range]:
-    """Yields the seeds without a row of the present settings, as ranges; seeds must be in order."""
-    own = results.matching(rows, task=task, side=side, settings=settings_of(task, side))
-    known = {row["seed"] for row in own}
-    found: list[int] = []
-    for seed in seeds:
-        if found and (seed in known or seed != found[-1] + 1):
-            yield range(found[0], found[-1] + 1)
-            found = []
-        if seed not in known:
-            found.append(seed)
-    if found:
-        yield range(found[0], found[-1] + 1)
+def missing(rows: Sequence[Row], task: str, side: str, seeds: range) -> range:
+    """Returns the seeds from the first one without a row of the present settings on."""
+    known = {row["seed"] for row in results.matching(rows, task=task, side=side, settings=settings_of(task, side))}
+    return range(next((seed for seed in seeds if seed not in known), seeds.stop), seeds.stop)
 
 
-def train(task: str, side: str, seeds: range, root: Path) -> list[Row]:
+def train(task: str, side: str, seeds: range) -> list[Row]:
     """Trains seeds in one process and returns their rows."""
-    known = (root / "configs/checkpoint/default.yaml").read_text()
-    quiet = [override for override in _QUIET if "confirm_best" not in override or "confirm_best" in known]
-    if not (root / "configs/logging").is_dir():
-        quiet = [override.replace("logging=", "sinks=") for override in quiet]  # an older checkout
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         about = [f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}"]
-        command = [sys.executable, "-m", "rlstable.train", *settings_of(task, side), *quiet, *about]
-        env = environment(PYTHONPATH=os.pathsep.join(map(str, dict.fromkeys((root, ROOT)))))
+        command = [sys.executable, "-m", "rlstable.train", *settings_of(task, side), *_QUIET, *about]
+        env = environment(PYTHONPATH=str(ROOT))
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
         folders = [run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds]
         if not all((own / "result.json").exists() for own in folders):
@@ -154,17 +134,14 @@ def train(task: str, side: str, seeds: range, root: Path) -> list[Row]:
 def seed_row(folder: Path, seed: int) -> Row:
     metrics, events = (results.read(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
     evaluated = [row for row in metrics if "eval/episode_reward" in row]
-    moved = [row["training/policy_distance"] for row in metrics if row.get("training/policy_distance") is not None]
     kinds = [event["kind"] for event in events]
     result = json.loads((folder / "result.json").read_text())
     return {
         "seed": seed,
         "steps": [row["step"] for row in evaluated],
         "returns": [row["eval/episode_reward"] for row in evaluated],
-        "beyond": float(np.mean([not distance <= BOUND for distance in moved])) if moved else None,
         "rollbacks": kinds.count("rolled_back"),
         "return_collapsed": kinds.count("return_collapsed"),
-        "return_fall_refuted": kinds.count("return_fall_refuted"),
         "trips": results.trips(metrics[-1]),
         "left": result.get("last_return", result["return"]),
         "stop_reason": result["stop_reason"],
@@ -172,9 +149,9 @@ def seed_row(folder: Path, seed: int) -> Row:
     }
 
 
-def train_brax(task: str, side: str, seeds: range) -> Iterator[Row]:
+def train_brax(task: str, seeds: range) -> Iterator[Row]:
     """Trains the seeds with Brax's PPO, one after another, and evaluates the policies at equal distances."""
-    config = compose([*settings_of(task, side), "devices=1"])
+    config = compose([*settings_of(task, "brax"), "devices=1"])
     env = load_env(config.env)
     for seed in seeds:
         saved: list[tuple[int, Any]] = []
@@ -190,21 +167,17 @@ def train_brax(task: str, side: str, seeds: range) -> Iterator[Row]:
             "steps": [step for step, _ in saved],
             "returns": [evaluate(params)[0] for _, params in saved],
             "stop_reason": error or "completed",
-            # Brax has none of these; its speed is that of one seed at a time.
-            **dict.fromkeys(("beyond", "rollbacks", "return_collapsed", "return_fall_refuted", "steps_per_second")),
-            "trips": {},
         }
 
 
-def run(task: str, side: str, seeds: range, root: Path, out: Path) -> None:
+def run(task: str, side: str, seeds: range, out: Path) -> None:
     started = time.perf_counter()
     versions = {name: text for name, text in results.versions().items() if name != "rlstable"}
     about = {
-        "settings": settings_of(task, side), "commit": results.commit(root), "versions": versions,
+        "settings": settings_of(task, side), "commit": results.commit(), "versions": versions,
         "device": results.device(),
     }  # fmt: skip
-    brax = base_of(side) == "brax"
-    for rows in [[row] for row in train_brax(task, side, seeds)] if brax else [train(task, side, seeds, root)]:
+    for rows in ([row] for row in train_brax(task, seeds)) if side == "brax" else [train(task, side, seeds)]:
         results.add(out, [{"task": task, "side": side, **row, **about} for row in rows])
         for row in rows:
             returns = [value for value in row["returns"] if value is not None] or [float("nan")]
@@ -212,40 +185,27 @@ def run(task: str, side: str, seeds: range, root: Path, out: Path) -> None:
             print(f"{task:24} {side:8} {ended} ({time.perf_counter() - started:.0f} s)", flush=True)
 
 
-def rounds(asked: argparse.Namespace) -> Iterator[tuple[str, str, range]]:
-    """Yields the trainings in order: the sides of a task in turn, so that their speeds are of the same hour."""
-    for task in asked.only or TASKS:
-        count = asked.seeds or TASKS[task].seeds
-        for start in range(0, count, SIDE_BY_SIDE):
-            for side in asked.side or SIDES:
-                if (side == "brax" and TASKS[task].scaled) or (side == "before" and asked.before is None):
-                    continue
-                yield task, " + ".join([side, *asked.plus]), range(start, min(count, start + SIDE_BY_SIDE))
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments.study_parser(__doc__, Path("docs/stability.jsonl"))
     arguments.add_choice(parser, "--only", TASKS, metavar="TASK")
     arguments.add_choice(parser, "--side", SIDES)
-    parser.add_argument("--plus", action="append", default=[], metavar="KEY=VALUE", help="a further override; repeats")
     parser.add_argument("--seeds", type=arguments.whole(1), help="default: 8, of the inverted pendulum 32")
-    parser.add_argument("--before", type=Path, metavar="FOLDER", help="an older checkout, for the side before")
     asked = parser.parse_args(argv)
-    if asked.before and not (asked.before / "rlstable").is_dir():
-        parser.error(f"--before: {asked.before} is not a checkout of rlstable")
+    brax_rival.keep_compiled_programs()
     failed = 0
-    if not asked.page:
-        if asked.before is None:
-            print("stability: the side before is skipped; --before FOLDER names an older checkout", flush=True)
-        brax_rival.keep_compiled_programs()
-        for task, side, seeds in rounds(asked):
-            root = asked.before.resolve() if base_of(side) == "before" else ROOT
-            try:
-                for some in missing(results.read(asked.out), task, side, seeds):
-                    run(task, side, some, root, asked.out)
-            except ConfigError as error:
-                failed += 1
-                print(f"stability: {error}", file=sys.stderr, flush=True)
+    for task in () if asked.page else asked.only or TASKS:
+        count = asked.seeds or TASKS[task].seeds
+        for start in range(0, count, SIDE_BY_SIDE):
+            for side in asked.side or SIDES:
+                if side == "brax" and TASKS[task].scaled:
+                    continue
+                seeds = missing(results.read(asked.out), task, side, range(start, min(count, start + SIDE_BY_SIDE)))
+                try:
+                    if seeds:
+                        run(task, side, seeds, asked.out)
+                except ConfigError as error:
+                    failed += 1
+                    print(f"stability: {error}", file=sys.stderr, flush=True)
     stability_page.write(results.read(asked.out), TASKS, asked.out)
     if failed:
         sys.exit(f"stability: {failed} of the runs failed; run it again to retry them")

@@ -11,15 +11,12 @@ import numpy as np
 from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
 from scripts import pages
 from scripts.results import Row
-from scripts.stability.numbers import KEPT, SIDES, Numbers, Task, latest, numbers, returns_of, steps_to, together
+from scripts.stability.numbers import KEPT, SIDES, Numbers, Task, latest, numbers, returns_of, together
 
-TITLES = {
-    "off": "guards=off", "default": "guards=default", "strict": "guards=strict",
-    "before": "guards=default, before", "brax": "Brax PPO",
-}  # fmt: skip
+TITLES = {"off": "guards=off", "default": "guards=default", "strict": "guards=strict", "brax": "Brax PPO"}
 _COLUMNS = (
-    "last over best, IQM", "below 0.8 at the end", "below 0.8 after the best", "beyond the bound",
-    "improvement over off", "steps to off", "collapses", "false alarms", "speed to off", "least seed",
+    "last over best, IQM", "below 0.8 at the end", "below 0.8 after the best", "improvement over off", "collapses",
+    "least seed",
 )  # fmt: skip
 _POINTS = 64
 
@@ -32,27 +29,16 @@ def cells(found: Numbers | None, shows_task: bool) -> list[str]:
     name = found.names[least] if shows_task else f"seed {found.names[least].split()[-1]}"
     return [
         interval(middle),
-        share(found.low_at_end),
-        share(found.low_after_best),
-        f"{found.beyond.mean():.2%}" if found.beyond.size else "",
+        share(found.last < KEPT),
+        share(found.fell),
         "" if found.improvement is None else interval(_estimate(found.improvement)),
-        "" if found.slowdown is None else _ratio(found.slowdown),
         "" if found.collapses is None else str(found.collapses),
-        "" if found.false_alarms is None else str(found.false_alarms),
-        "" if found.speed is None else f"{found.speed:.2f}",
         f"{found.last[least]:.2f} ({name})",
     ]
 
 
-def _ratio(drawn: np.ndarray) -> str:
-    if np.isnan(drawn[0]):
-        return ""
-    return interval(_estimate(drawn)) if np.isfinite(drawn[0]) else "never"
-
-
 def _estimate(drawn: np.ndarray) -> Estimate:
-    # Not interpolated, because a resample is infinite if a side never reaches the level.
-    low, high = np.nanpercentile(drawn[1:], [2.5, 97.5], method="nearest")
+    low, high = np.percentile(drawn[1:], [2.5, 97.5])
     return Estimate(float(drawn[0]), float(low), float(high))
 
 
@@ -66,13 +52,12 @@ def share(flags: np.ndarray) -> str:
 
 
 def answer(all_of: Mapping[str, Numbers], tasks: int) -> str:
-    parts = [f"`guards={side}` {share(all_of[side].low_at_end)}" for side in ("default", "off") if side in all_of]
+    parts = [f"`guards={side}` {share(all_of[side].last < KEPT)}" for side in ("default", "off") if side in all_of]
     text = f"Seeds that end below 0.8 of their best return, over {tasks} tasks: {', '.join(parts)}."
     ours = all_of.get("default")
     if ours is not None and ours.improvement is not None:
         text += " A seed of `guards=default` has the higher return at equal steps with probability"
-        text += f" {interval(_estimate(ours.improvement))}"
-        text += "." if ours.speed is None else f", at {ours.speed:.2f} times the speed."
+        text += f" {interval(_estimate(ours.improvement))}."
     return text
 
 
@@ -108,10 +93,8 @@ def scales(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task
         rows = by.get((name, "default"), [])
         if task.scaled is None or task.best is None or not rows:
             continue
-        level = KEPT * task.best
-        steps = np.median([steps_to(row, level) for row in rows])
         last = [returns_of(row)[-1] / task.best for row in rows]
-        shown = (*task.scaled, len(rows), f"{steps:,.0f}", f"{np.median(last):.3f}", f"{min(last):.3f}")
+        shown = (*task.scaled, len(rows), f"{np.median(last):.3f}", f"{min(last):.3f}")
         lines.append([str(cell) for cell in shown])
     if not lines:
         return []
@@ -119,23 +102,8 @@ def scales(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task
         "Medians over seeds of `guards=default` with `ppo.normalize_values=true`, the point mass also with "
         "`ppo.normalize_advantage=true`."
     )
-    measured = ("seeds", "steps to 0.8 of the best possible", "last over best possible", "least seed")
-    table = pages.table(("task", "rewards times", *measured), lines)
+    table = pages.table(("task", "rewards times", "seeds", "last over best possible", "least seed"), lines)
     return ["## Rewards of any scale", "", about, "", *table, ""]
-
-
-def settings(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[str]:
-    lines = []
-    for name, side in sorted(by, key=lambda key: (list(tasks).index(key[0]), key[1])):
-        base, *plus = side.split(" + ")
-        if plus:
-            found = cells(numbers(by, name, side, tasks[name]), False)
-            lines.append((name, TITLES[base], f"`{' '.join(plus)}`", *found))
-    if not lines:
-        return []
-    header = [title.replace("off", "the side") for title in ("task", "side", "setting", *_COLUMNS)]
-    about = "Improvement, steps and speed are against the same side without the setting."
-    return ["## One setting at a time", "", about, "", *pages.table(header, lines, range(3)), ""]
 
 
 def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None:
@@ -150,7 +118,7 @@ def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None
     all_of = {side: together(some) for side, some in present.items() if some}
     summary = [(TITLES[side], str(len(present[side]) or ""), *cells(all_of.get(side), True)) for side in SIDES]
     lines = [line for name in shown for line in part(by, name, tasks[name])]
-    lines += [*scales(by, tasks), *settings(by, tasks), *_measured(rows)]
+    lines += [*scales(by, tasks), *_measured(rows)]
     table = "\n".join(pages.table(("side", "tasks", *_COLUMNS), summary))
     pages.fill(page, {"answer": answer(all_of, len(shown)), "summary": table, "tasks": "\n".join(lines)})
     draw(by, shown, results.parent / "stability.png")

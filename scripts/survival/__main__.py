@@ -153,7 +153,7 @@ class Unstable:
 class Arena:
     """A compiled training program for several seeds at once, with an evaluation of their policies."""
 
-    def __init__(self, config: Config, seeds: Sequence[int], unstable: Mapping[str, float] | None, late: bool):
+    def __init__(self, config: Config, seeds: Sequence[int], unstable: Mapping[str, float] | None, late: bool = False):
         env = load_env(config.env)
         trained = env if unstable is None else Unstable(load_env(config.env), unstable)
         if late:
@@ -175,29 +175,19 @@ class Arena:
 
     def run(self, fault: Mapping[str, Any]) -> list[Row]:
         """Trains every seed with the fault, then evaluates the policies without the fault."""
-        return next(self.watch(fault, 1))
-
-    def watch(self, fault: Mapping[str, Any], evaluations: int) -> Iterator[list[Row]]:
-        """Trains every seed with the fault and yields evaluations at equal distances, the last one at the end."""
         started = time.perf_counter()
         config = FaultConfig(**fault)
         # Faults of resets and counters change the first state; all other faults are data of the program.
         states = self._first_states(fault) if config.site in ("reset", "counters") else self._healthy
         data = jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self._seeds)), faults.as_data(config))
         state = sharding.place(dataclasses.replace(states, fault=data), self._mesh, SPECS)
-        iterations = self._config.total_steps // self._config.env_steps_per_iteration
-        if iterations % evaluations:
-            raise ValueError(f"{evaluations} evaluations do not divide {iterations} iterations")
-        alive = True
-        for iteration in range(iterations):
-            if alive:
-                state, _ = self._program(state)
-                alive = self._any_alive(state)
-            if (iteration + 1) * evaluations // iterations > iteration * evaluations // iterations:
-                yield self._rows(state, (time.perf_counter() - started) / len(self._seeds))
+        for _ in range(self._config.total_steps // self._config.env_steps_per_iteration):
+            state, _ = self._program(state)
+            if not self._any_alive(state):
+                break  # further training changes nothing
+        return self._rows(state, (time.perf_counter() - started) / len(self._seeds))
 
     def _any_alive(self, state: Any) -> bool:
-        """Whether any seed still has finite parameters; if none has, further training changes nothing."""
         leaves = jax.device_get(jax.tree.leaves(sharding.first_device(state.params)))
         finite = [np.isfinite(leaf).reshape(len(self._seeds), -1).all(axis=1) for leaf in leaves]
         return bool(np.all(finite, axis=0).any())

@@ -1,0 +1,378 @@
+"""The benchmark: its legs, results read from each side, time limits, sittings, pages and mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlstable.cli.compose import compose
+from rlstable.config import ConfigError
+from scripts import process, results
+from scripts.bench import __main__ as bench
+from scripts.bench import leg as legs
+from scripts.bench import page, pairs, tasks
+from scripts.bench.leg import Leg, Workshop
+from scripts.process import Outcome
+
+CPU = {"platform": "cpu", "kind": "Slow CPU", "cpus": 2}
+LEG = Leg("threshold", "pendulum", "ours", "", False, ("env=inverted_pendulum",), 60.0, 950.0)
+RIVAL = dataclasses.replace(LEG, side="sb3", settings={"env": "InvertedPendulum-v5"})
+DONE = Outcome(started=100.0, seconds=20.0, cpu=30.0, code=0, peak_mb=500.0, last_line="")
+# Options that Brax's PPO lacks.
+OURS = (
+    "gae", "normalizer_update", "normalize_values", "normalize_rewards", "learning_rate_warmup",
+    "gradient_accumulation", "optimizer",
+)  # fmt: skip
+
+
+def points(*values: float | None) -> list[dict[str, Any]]:
+    """One iteration every two seconds, from second ten on."""
+    return [
+        {"time": 110.0 + 2 * n, "step": (n + 1) * 10, "value": value, "evaluating": 0.5}
+        for n, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_every_leg_has_settings_that_its_side_accepts(on_cpu: bool) -> None:
+    every = [leg for group in tasks.legs(on_cpu) for leg in group]
+    assert len({(leg.measure, leg.task, leg.side, leg.case, leg.warm) for leg in every}) == len(every)
+    for leg in every:
+        if isinstance(leg.settings, dict):
+            assert leg.settings["episodes"] >= 10
+            continue
+        config = compose(list(leg.settings))
+        if leg.side == "brax":
+            told = legs.brax_settings(config, 1, leg.threshold)
+            assert json.loads(json.dumps(told)) == told
+            assert told["train"]["batch_size"] * told["train"]["num_minibatches"] % told["train"]["num_envs"] == 0
+            assert leg.measure == "start" or told["train"]["num_eval_envs"] >= 10
+            plain = type(config.ppo)()
+            assert all(getattr(config.ppo, name) == getattr(plain, name) for name in OURS)
+            assert config.network.activation == type(config.network)().activation
+
+
+def test_brax_trains_as_many_steps_as_rlstable_and_reports_every_iteration() -> None:
+    start = list(tasks.start_legs("humanoid", on_cpu=True))
+    cases = {(side, case) for side, case in (("ours", "mjx"), ("brax", "mjx"), ("ours", "native"))}
+    assert {(leg.side, leg.case, leg.warm) for leg in start} == {
+        (*own, warm) for own in cases for warm in (False, True)
+    }
+    config = compose(list(start[0].settings))
+    told = legs.brax_settings(config, 0, None)["train"]
+    assert config.total_steps == 24 * config.env_steps_per_iteration == told["num_timesteps"]
+    assert (told["num_evals"], told["run_evals"], told["learning_rate_schedule"]) == (25, False, None)
+
+
+def test_gpu_begins_with_starts_beside_brax_and_rsl_rl_and_needs_no_cpu_recipe() -> None:
+    every = [leg for group in tasks.legs(on_cpu=False) for leg in group]
+    assert [(leg.measure, leg.task, leg.side, leg.warm) for leg in every[:3]] == [
+        ("start", "ant", side, False) for side in ("ours", "brax", "rsl_rl")
+    ]
+    assert {leg.side for leg in every} == {"ours", "brax", "rsl_rl"}
+    assert not any("native" in leg.text or "_cpu" in leg.text or "for=cpu" in leg.text for leg in every)
+    told = legs.rsl_rl_settings(compose(list(every[2].settings)), 3, None)
+    assert told["wrapper"] == {"num_actors": 4096, "seed": 3, "episode_length": 1000, "action_repeat": 1}
+    assert (
+        told["runner"]["algorithm"]["value_loss_coef"] == compose(list(every[2].settings)).ppo.vf_loss_coefficient / 2
+    )
+
+
+def test_rows_of_a_run_are_read_up_to_a_torn_row(tmp_path: Path) -> None:
+    rows = [
+        {"step": 10, "time": 1.0},
+        {"step": 20, "time": 2.0, "eval/episode_reward": 7.0, "eval/epoch_eval_time": 0.5},
+    ]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 30, "ti')
+    first, second = legs.read_points(LEG, tmp_path)
+    assert (first["step"], first["time"], first["value"]) == (10, 1.0, None)
+    assert (second["value"], second["evaluating"]) == (7.0, 0.5)
+    assert legs.read_points(RIVAL, tmp_path) == []
+
+
+def test_threshold_is_reached_by_the_first_evaluation_at_it() -> None:
+    found = legs.threshold_result(points(None, 100.0, 950.0, 1000.0), 950.0, DONE)
+    assert (found["seconds"], found["steps"], found["evaluating"]) == (14.0, 30, 1.0)
+    assert found["curve"] == [(12.0, 20, 100.0), (14.0, 30, 950.0)]
+    found = legs.threshold_result(points(1.0, math.nan, 2.0), 950.0, DONE)
+    assert (found["seconds"], found["steps"], len(found["curve"])) == (None, 30, 3)
+
+
+def test_start_counts_from_the_process_and_its_speed_from_the_third_iteration() -> None:
+    own = points(None, None, None, None, None)
+    own[0]["time"] = 103.0
+    own[3]["time"] += 0.5  # one outlier
+    found = legs.start_result(own, DONE)
+    assert (found["first"], found["iterations"], found["steady_sps"]) == (3.0, 5, pytest.approx(5.0))
+    assert legs.start_result(own[:2], DONE)["steady_sps"] is None and legs.start_result([], DONE)["first"] is None
+
+
+ENDINGS = {
+    "reached": (LEG, points(950.0), 0, "reached"),
+    "reached, killed while it was saving": (LEG, points(950.0), None, "reached"),
+    "time": (LEG, points(1.0), None, "time limit"),
+    "no line before the limit": (RIVAL, [], None, "time limit"),
+    "steps": (LEG, points(1.0), 0, "all steps"),
+    "by name": (LEG, points(1.0), 4, "storm"),
+}
+
+
+@pytest.mark.parametrize(("leg", "own", "code", "ending"), ENDINGS.values(), ids=ENDINGS)
+def test_every_way_to_end_a_leg_has_a_name(leg: Leg, own: Any, code: int | None, ending: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "result.json").write_text('{"stop_reason": "storm"}')
+    assert legs.ending_of(leg, own, dataclasses.replace(DONE, code=code), tmp_path) == ending
+
+
+@pytest.mark.parametrize(("leg", "code"), [(LEG, 1), (RIVAL, 4), (RIVAL, -9)])
+def test_leg_that_ends_with_an_error_is_no_measurement(leg: Leg, code: int, tmp_path: Path) -> None:
+    outcome = dataclasses.replace(DONE, code=code, last_line="ValueError: so")
+    with pytest.raises(ConfigError, match=f"exit code {code}: ValueError: so"):
+        legs.ending_of(leg, points(1.0), outcome, tmp_path)
+
+
+def test_process_is_measured_to_its_end(tmp_path: Path) -> None:
+    code = (
+        "import time; x = bytearray(64 * 2**20); x[::4096] = b'1' * len(x[::4096]); time.sleep(0.3); print('done\\n')"
+    )
+    outcome = process.watch([sys.executable, "-c", code], process.environment(), tmp_path, 60.0)
+    assert (outcome.code, outcome.last_line) == (0, "done")
+    assert 0.3 <= outcome.seconds < 60 and 0.0 < outcome.cpu < 60
+    assert outcome.peak_mb is None or outcome.peak_mb > 64
+
+
+def test_process_that_runs_out_of_time_is_killed_with_its_children(tmp_path: Path) -> None:
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    outcome = process.watch([sys.executable, "-c", code], process.environment(), tmp_path, 1.0)
+    assert outcome.code is None and 1.0 <= outcome.seconds < 60
+    state = Path(f"/proc/{outcome.last_line}/stat")
+    for _ in range(600):  # until the kernel has removed the process
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the child lives on")
+
+
+def test_no_side_inherits_a_cache_or_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JAX_COMPILATION_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):
+        monkeypatch.setenv(name, "somewhere")
+    env = process.environment(XDG_CACHE_HOME="here")
+    assert {"JAX_COMPILATION_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(env)
+    assert env["XDG_CACHE_HOME"] == "here"
+    assert legs.caching(RIVAL, "there") == {}
+    assert legs.caching(dataclasses.replace(RIVAL, warm=True), "there")["JAX_COMPILATION_CACHE_DIR"] == "there"
+
+
+def test_warm_process_finds_compiled_programs_and_cold_process_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[Leg, Path]] = []
+
+    def run(self: Any, leg: Leg, seed: int, cache: str) -> dict[str, Any]:
+        found = (Path(cache) / "program").exists()
+        (Path(cache) / "program").touch()
+        used.append((leg, Path(cache)))
+        return {"found": found}
+
+    monkeypatch.setattr(Workshop, "_run", run)
+    cold, brax = LEG, dataclasses.replace(LEG, side="brax")  # the same settings, compiled separately
+    warm, brax_warm = (dataclasses.replace(leg, warm=True) for leg in (cold, brax))
+    workshop = Workshop(gpu=False)
+    assert [workshop.run(leg, 1)["found"] for leg in (cold, cold, warm, warm)] == [False, False, True, True]
+    # Brax's cold processes keep no programs, so a warm process needs one that fills the cache.
+    assert [workshop.run(leg, 1)["found"] for leg in (brax, brax_warm, brax_warm)] == [False, True, True]
+    assert [leg for leg, _ in used[4:]] == [brax, brax_warm, brax_warm, brax_warm]
+    workshop.close()
+    assert not any(cache.exists() for _, cache in used)
+
+
+FAKE = """
+import json, sys, time
+settings = json.loads(sys.argv[1])
+with open(sys.argv[2], "w", buffering=1) as lines:
+    for n, value in enumerate(settings["values"]):
+        row = {"time": time.time(), "step": 10 * n, "value": value, "evaluating": 0.0}
+        print(json.dumps(row), file=lines)
+        if value >= settings["threshold"]:
+            break
+    else:
+        time.sleep(settings["sleep"])
+"""
+
+
+@pytest.fixture
+def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the command, SB3's side being a short script in this interpreter, and returns all results so far."""
+    (tmp_path / "sb3_ppo.py").write_text(FAKE)
+    monkeypatch.setattr(legs, "REQUIREMENTS", tmp_path)
+    for module in (legs, bench):
+        monkeypatch.setattr(module, "python_of", lambda *args: sys.executable)
+    monkeypatch.setattr(results, "device", lambda: CPU)
+
+    def command(*values: float, sleep: float = 0.0, limit: float = 60.0, more: str = "--rounds 1") -> list[Any]:
+        own = Leg("threshold", tasks.FIRST, "sb3", "", False, {"values": values, "sleep": sleep}, limit, 950.0)
+        monkeypatch.setattr(tasks, "legs", lambda on_cpu: [[own]])
+        out = tmp_path / "bench.jsonl"
+        bench.main(["--out", str(out), "--readme", str(tmp_path / "README.md"), *more.split()])
+        return results.read(out)
+
+    return command
+
+
+def test_measured_round_is_not_measured_again_in_its_sitting(measure: Any, tmp_path: Path) -> None:
+    rows = measure(1.0, 960.0, more="--rounds 2")
+    assert [(row["round"], row["ending"], row["steps"]) for row in rows] == [(1, "reached", 10), (2, "reached", 10)]
+    assert rows[0]["versions"]["torch"] and rows[0]["device"] == CPU
+    again = measure(1.0, 960.0, more="--rounds 3")
+    assert again[:2] == rows and [row["round"] for row in again] == [1, 2, 3]
+    assert len(measure(960.0)) == 4, "other settings are another measurement"
+    text = (tmp_path / "benchmarks.md").read_text()
+    assert "<!-- threshold on cpu -->" in text and "| inverted_pendulum, 950 | SB3 PPO |" in text
+    assert str(tmp_path) not in text
+    rows = measure(960.0, more="--rounds 1 --new")
+    assert len(rows) == 5 and rows[-1]["sitting"] >= rows[0]["sitting"]
+
+
+def test_leg_that_ran_out_of_time_is_recorded_and_run_again_with_more_time(measure: Any, tmp_path: Path) -> None:
+    (row,) = rows = measure(1.0, sleep=60.0, limit=0.5)
+    assert (row["ending"], row["seconds"], row["limit"]) == ("time limit", None, 0.5)
+    assert f"> {page.digits(row['ran'])}" in (tmp_path / "benchmarks.md").read_text()
+    assert measure(1.0, sleep=60.0, limit=0.5) == rows
+    assert len(measure(1.0, sleep=60.0, limit=0.6)) == 2
+
+
+def test_nothing_is_started_that_would_not_end_in_time(measure: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    measure(1.0, sleep=0.6)
+    assert len(measure(1.0, sleep=0.6, more="--rounds 2 --minutes 0.005")) == 1
+    assert "left out for lack of time: round 2: threshold inverted_pendulum: sb3" in capsys.readouterr().out
+
+
+def test_failing_side_is_one_line(measure: Any, tmp_path: Path) -> None:
+    (tmp_path / "sb3_ppo.py").write_text("raise ValueError('so')")
+    with pytest.raises(
+        SystemExit, match="bench: threshold inverted_pendulum: sb3 ended with exit code 1: ValueError: so"
+    ):
+        measure(960.0)
+    assert not (tmp_path / "bench.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--gpu", "bench: jax finds no GPU here"),
+        ("--side brax", "bench: no measurement has that measure, task and side"),
+        ("--out notes.txt", "bench: cannot read notes.txt"),
+    ],
+)
+def test_mistake_is_one_line(measure: Any, more: str, message: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("not JSON\n")
+    with pytest.raises(SystemExit, match=message):
+        measure(960.0, more=more)
+
+
+def test_sides_take_turns_and_another_side_starts_each_round() -> None:
+    one, other = (dataclasses.replace(LEG, side=side) for side in ("ours", "brax"))
+    guards = dataclasses.replace(LEG, measure="guards")
+    order = [(n, leg.measure, leg.side) for n, leg in bench.in_turn([[one, other], [guards], [other, one]], 2)]
+    ours, brax = ("threshold", "ours"), ("threshold", "brax")
+    assert order == [
+        (1, *ours), (1, *brax), (2, *brax), (2, *ours),
+        (1, "guards", "ours"), (1, *brax), (1, *ours), (2, *ours), (2, *brax),
+    ]  # fmt: skip
+
+
+def test_rounds_are_shown_as_median_and_range() -> None:
+    assert page.spread([3.0, 1.0, 2.0]) == "2.00 [1.00, 3.00]"
+    assert page.spread([1234.5, None]) == "1,234"
+    assert page.spread([None]) == page.spread([]) == ""
+    assert page.spread([21.0, math.inf], 600.0) == "> 600 [21.0, > 600]"
+
+
+def measured(measure: str, side: str, **more: Any) -> dict[str, Any]:
+    row = {
+        "measure": measure, "task": tasks.FIRST, "side": side, "case": "", "warm": False, "threshold": 950.0,
+        "round": 1, "sitting": "2026-01-02T03:04:05", "device": CPU, "peak_mb": 300.0, "ran": 9.0, "seconds": 8.0, "steps": 100,
+        "evaluating": 1.0, "first": 10.0, "steady_sps": 500.0, "ending": "reached",
+    }  # fmt: skip
+    return row | more
+
+
+def test_page_shows_cold_and_warm_starts_and_the_newest_sitting_of_a_task() -> None:
+    rows = [measured("start", "ours"), measured("start", "ours", warm=True, first=4.0, steady_sps=600.0)]
+    rows.append(measured("start", "ours", sitting="2025-01-01", first=99.0))
+    line = "| inverted_pendulum | rlstable | 10.0 | 4.00 | 550 [500, 600] | 300 |"
+    assert line in page.part(rows, "start") and "begun 2026-01-02" in page.part(rows, "start")
+    guards = measured("guards", "ours", ratio=0.95, interval=[0.9, 1.0], sps_off=10.0, sps_default=9.5)
+    assert "| inverted_pendulum | 0.950 | 0.900 – 1.000 | 10 | 10 |" in page.part([guards], "guards")
+
+
+def test_readme_needs_every_side_in_one_sitting(tmp_path: Path) -> None:
+    readme, before = tmp_path / "README.md", "# a\n\n<!-- what it costs -->\n\nold\n\n<!-- end of what it costs -->\n"
+    readme.write_text(before)
+    rows = [measured("threshold", side, case=case) for side, case in page.COST_LABELS]
+    rows[1] |= {"seconds": 4.0}
+    page.write(rows[1:], tmp_path / "page.md", readme)
+    assert readme.read_text() == before
+    page.write(rows, tmp_path / "page.md", readme)
+    text = readme.read_text()
+    assert "| SB3 PPO, Gymnasium's pendulum, 1.0 s of it evaluations | 8.00 s | 1.00 |  |  |" in text
+    assert "A ratio below 1 means that the side is faster: Brax PPO, our recipe" in text and "old" not in text
+
+
+@pytest.mark.parametrize(("count", "low", "high"), [(5, 1, 5), (101, 42, 60)])
+def test_interval_is_that_of_the_bootstrap_distribution(count: int, low: int, high: int) -> None:
+    values = np.random.default_rng(1).permutation(np.arange(1.0, count + 1))
+    median, *ends = pairs.median_and_interval(values)
+    assert median == (count + 1) / 2
+    assert ends == pytest.approx([low, high], abs=1)
+
+
+def test_timed_pairs_alternate_after_the_warm_up() -> None:
+    calls: list[str] = []
+    times = pairs.in_turn(lambda: calls.append("a"), lambda: calls.append("b"), 3)
+    assert "".join(calls) == pairs.WARM_UP * "ab" + "ab" + "ba" + "ab"
+    assert times.shape == (2, 3) and (times > 0).all()
+
+
+def test_virtual_environment_is_made_once_per_list_of_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def install(command: list[str], name: str) -> None:
+        commands.append(command)
+        (tmp_path / name).mkdir(exist_ok=True)
+
+    monkeypatch.setattr(process, "_install", install)
+    for gpu in (False, False, True):
+        process.python_of("brax", tmp_path, gpu)
+    assert len(commands) == 4, "made, known, made again for a GPU"
+    assert any(word.startswith("jax==") for word in commands[1])
+    assert any(word.startswith("jax[cuda12]==") for word in commands[3])
+    assert all(version for name in tasks.RIVALS for version in process.pins(name).values())
+
+
+def test_commit_name_tells_whether_the_code_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    assert results.commit() is None
+    for name in ("rlstable", "docs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("1")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    clean = results.commit()
+    assert clean is not None and re.fullmatch("[0-9a-f]{7}", clean)
+    (tmp_path / "docs" / "file").write_text("what was measured")
+    assert results.commit() == clean
+    (tmp_path / "rlstable" / "file").write_text("2")
+    assert results.commit() == f"{clean}+"
