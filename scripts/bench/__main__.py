@@ -10,7 +10,6 @@ Every finished process is a line of docs/bench.jsonl. A sitting is one machine i
 again that it has. The benchmark can be stopped at any time; nothing is started that would not end within --minutes.
 """
 
-import contextlib
 import datetime
 import functools
 import math
@@ -25,9 +24,10 @@ from pathlib import Path
 
 from rlstable.config import ConfigError
 from scripts import arguments, results
+from scripts.bench import leg as legs
 from scripts.bench import page, tasks
-from scripts.bench.leg import ON_GPU, VENVS, Leg, OutOfTime, Workshop
-from scripts.process import pins, python_of
+from scripts.bench.leg import Leg
+from scripts.process import pins
 from scripts.results import Row
 
 
@@ -80,19 +80,8 @@ def sitting_of(args: Namespace, rows: Sequence[Row], kind: str) -> str:
 def expected(rows: Sequence[Row], leg: Leg, kind: str) -> float:
     """Returns the seconds that a leg took before on a kind of device; 0 if unknown."""
     fixed = {name: getattr(leg, name) for name in ("measure", "task", "side", "case", "warm")}
-    took = [float(row.get("took") or row.get("ran") or 0.0) for row in results.matching(rows, **fixed, kind=kind)]
-    return statistics.median(took) if took else 0.0
-
-
-def without_broken(missing: list[tuple[int, Leg]], gpu: bool, failed: list[str]) -> list[tuple[int, Leg]]:
-    """Makes the rivals' environments, and returns the legs without those whose environment cannot be made."""
-    for side in dict.fromkeys(leg.side for _, leg in missing if leg.side in tasks.RIVALS):
-        try:
-            python_of(side, VENVS, gpu and side in ON_GPU)
-        except ConfigError as error:
-            failed.append(str(error))
-            missing = [(number, leg) for number, leg in missing if leg.side != side]
-    return missing
+    ran = [float(row.get("ran", 0.0)) for row in results.matching(rows, **fixed, kind=kind)]
+    return (2 if leg.warm else 1) * statistics.median(ran or [0.0])
 
 
 def run(args: Namespace, device: Row) -> tuple[list[str], list[str]]:
@@ -110,31 +99,28 @@ def run(args: Namespace, device: Row) -> tuple[list[str], list[str]]:
     def remaining() -> float:
         return end - time.monotonic()
 
-    with contextlib.closing(Workshop(gpu, remaining)) as workshop:
-        for number, leg in without_broken(missing, gpu, failed):
-            name = f"round {number}: {leg}"
-            if str(leg) in broken:
-                continue
-            if remaining() <= expected(rows, leg, kind):
-                left_out.append(name)
-                continue
-            started = time.monotonic()
-            try:
-                found = workshop.run(leg, number)
-            except OutOfTime:
-                left_out.append(name)
-                continue
-            except ConfigError as error:
-                failed.append(str(error))
-                broken.add(str(leg))
-                continue
-            about = {"sitting": sitting, "round": number, "device": device, "commit": results.commit()}
-            took = round(time.monotonic() - started, 2)
-            rows.append({**identity(leg, kind), **about, "took": took, **found})
-            results.add(args.out, rows[-1:])
-            page.write(rows, args.out.parent / "benchmarks.md", args.readme)
-            shown = {key: value for key, value in found.items() if key not in ("curve", "limit", "trips")}
-            print(f"{name}: {', '.join(f'{key} {value}' for key, value in shown.items())}", flush=True)
+    for number, leg in missing:
+        name = f"round {number}: {leg}"
+        if broken & {leg.side, str(leg)}:
+            continue
+        if remaining() <= expected(rows, leg, kind):
+            left_out.append(name)
+            continue
+        try:
+            found = legs.run(leg, number, gpu, remaining)
+        except legs.OutOfTime:
+            left_out.append(name)
+            continue
+        except ConfigError as error:
+            failed.append(str(error))
+            broken.add(str(leg) if leg.side == "ours" else leg.side)
+            continue
+        about = {"sitting": sitting, "round": number, "device": device, "commit": results.commit()}
+        rows.append({**identity(leg, kind), **about, **found})
+        results.add(args.out, rows[-1:])
+        page.write(rows, args.out.parent / "benchmarks.md", args.readme)
+        shown = {key: value for key, value in found.items() if key not in ("curve", "limit", "trips")}
+        print(f"{name}: {', '.join(f'{key} {value}' for key, value in shown.items())}", flush=True)
     return left_out, failed
 
 

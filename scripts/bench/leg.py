@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-import shutil
 import statistics
 import sys
 import tempfile
@@ -52,51 +51,31 @@ class Leg:
         return json.dumps(self.settings) if isinstance(self.settings, Mapping) else " ".join(self.settings)
 
 
-class Workshop:
-    """Runs legs, and owns the folders of compiled programs."""
+def run(leg: Leg, seed: int, gpu: bool, remaining: Callable[[], float] = lambda: math.inf) -> Row:
+    """Runs a leg until it ends or reaches its limit, and returns its measurements.
 
-    def __init__(self, gpu: bool, remaining: Callable[[], float] = lambda: math.inf):
-        self._gpu = gpu
-        self._remaining = remaining  # seconds that are left for all legs
-        self._caches: dict[tuple[str, str], str] = {}  # by side and settings
+    A warm leg runs twice with one folder of compiled programs; the second process is measured.
+    """
+    with tempfile.TemporaryDirectory() as cache:
+        if leg.warm:
+            _run(leg, seed, gpu, cache, remaining())
+        if remaining() <= 0:
+            raise OutOfTime(f"{leg}: no time is left after the run that compiles")
+        return _run(leg, seed, gpu, cache, remaining())
 
-    def close(self) -> None:
-        for folder in self._caches.values():
-            shutil.rmtree(folder, ignore_errors=True)
 
-    def run(self, leg: Leg, seed: int) -> Row:
-        """Runs a leg until it ends or reaches its limit, and returns its measurements.
-
-        A warm process finds what a cold process of the same side and settings compiled.
-        """
-        key = leg.side, leg.text
-        known = key in self._caches
-        if not leg.warm and (known or leg.side != "ours"):
-            with tempfile.TemporaryDirectory() as cache:
-                return self._run(leg, seed, cache)
-        if not known:
-            self._caches[key] = tempfile.mkdtemp()
-        if leg.warm and not known:
-            print(f"bench: {leg}: an extra run first, to compile", file=sys.stderr, flush=True)
-            self._run(leg, seed, self._caches[key])
-            if self._remaining() <= 0:
-                raise OutOfTime(f"{leg}: no time is left after the run that compiles")
-        return self._run(leg, seed, self._caches[key])
-
-    def _run(self, leg: Leg, seed: int, cache: str) -> Row:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            limit = min(leg.limit, self._remaining())
-            command = command_of(leg, seed, folder, self._gpu)
-            outcome = watch(command, environment(**caching(leg, cache)), folder, limit)
-            if leg.measure == "guards":
-                return printed(leg, outcome)
-            points = read_points(leg, folder)
-            common = {"ending": ending_of(leg, points, outcome, folder), "limit": round(limit, 2)}
-        common |= {"ran": round(outcome.seconds, 2), "cpu": round(outcome.cpu, 2), "peak_mb": outcome.peak_mb}
-        if leg.measure == "threshold":
-            return common | threshold_result(points, leg.threshold or 0.0, outcome)
-        return common | start_result(points, outcome)
+def _run(leg: Leg, seed: int, gpu: bool, cache: str, remaining: float) -> Row:
+    with tempfile.TemporaryDirectory() as name:
+        folder, limit = Path(name), min(leg.limit, remaining)
+        outcome = watch(command_of(leg, seed, folder, gpu), environment(**caching(leg, cache)), folder, limit)
+        common = {"limit": round(limit, 2), "ran": round(outcome.seconds, 2), "cpu": round(outcome.cpu, 2)}
+        if leg.measure == "guards":
+            return common | printed(leg, outcome)
+        points = read_points(leg, folder)
+        common |= {"ending": ending_of(leg, points, outcome, folder), "peak_mb": outcome.peak_mb}
+    if leg.measure == "threshold":
+        return common | threshold_result(points, leg.threshold or 0.0, outcome)
+    return common | start_result(points, outcome)
 
 
 def command_of(leg: Leg, seed: int, folder: Path, gpu: bool) -> list[str]:

@@ -14,7 +14,7 @@ LABELS = {"ours": "rlstable", "brax": "Brax PPO", "sb3": "SB3 PPO", "sbx": "SBX 
 COSTS = "what it costs"
 COST_LABELS = {
     ("ours", ""): "rlstable",
-    ("brax", ""): "Brax PPO, our recipe, its cheapest physics",
+    ("brax", ""): "Brax PPO, our recipe",
     ("brax", "published"): "Brax PPO, published settings",
     ("sb3", ""): "SB3 PPO, Gymnasium's pendulum",
     ("sbx", ""): "SBX PPO, Gymnasium's pendulum",
@@ -164,27 +164,18 @@ def costs(rows: Sequence[Row]) -> str:
 
 
 def _costs(by: dict[tuple[str, str, bool], list[Row]], sitting: str) -> str:
-    lines, ahead = [], []
+    lines = []
     for (side, case), text in COST_LABELS.items():
-        line = [f"{text}, {median(column(by[side, case, False], 'evaluating')) or 0.0:.1f} s of it evaluations"]
-        for start, warm in (("first", False), ("later", True)):
-            own, ours = by.get((side, case, warm), []), by.get(("ours", "", warm), [])
-            theirs, mine = median(times(own)[0]), median(times(ours)[0])
-            ratio = theirs / mine if theirs and mine and max(theirs, mine) < math.inf else None
-            shown = spread([theirs], times(own)[1])
-            line += [f"{shown} s" if shown else "", digits(ratio) if ratio else ""]
-            if ratio is not None and ratio < 1:
-                ahead.append(f"{text} {digits(ratio)} at the {start} start")
-        lines.append(line)
+        both = [times(by.get((side, case, warm), [])) for warm in (False, True)]
+        lines.append((text, *(spread([median(seconds)], least) for seconds, least in both)))
     device = by["ours", "", False][0]["device"]
-    rounds = max(row["round"] for own in by.values() for row in own)
-    processes = "One process per cell" if rounds == 1 else f"Medians of up to {rounds} processes in turn"
-    paragraph = [
-        f"Seconds from Enter to a return of {THRESHOLD[FIRST].threshold:,.0f} on the inverted pendulum, with imports, "
-        "compiling and each side's evaluations.",
-        f"{processes}, in one sitting on {device['kind']} with {device['cpus']} CPUs, begun {sitting[:10]}.",
-        "Ratios are to rlstable; a blank cell was not measured. SB3 compiles nothing, so that it has no later start.",
-        f"A ratio below 1 means that the side is faster: {'; '.join(ahead)}." if ahead else "No side is faster.",
-        "`make race MINUTES=90` measures this table, and [docs/benchmarks.md](docs/benchmarks.md) has the rest.",
-    ]
-    return "\n".join([*paragraph, "", *pages.table(("side", "first start", "ratio", "later start", "ratio"), lines)])
+    goal = f"Seconds from Enter to a return of {THRESHOLD[FIRST].threshold:,.0f} on the inverted pendulum, with imports"
+    about = f"on {device['kind']} with {device['cpus']} CPUs, {sitting[:10]}"
+    return "\n".join(
+        [
+            f"{goal}, compiling and evaluations: medians {about}.",
+            "`make race MINUTES=90` measures this table, and [docs/benchmarks.md](docs/benchmarks.md) has the rest.",
+            "",
+            *pages.table(("side", "first start", "later start"), lines),
+        ]
+    )

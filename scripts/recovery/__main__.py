@@ -10,11 +10,13 @@ Runs train as a user would start them, one after another. Policies are evaluated
 import contextlib
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
@@ -23,9 +25,8 @@ from rlstable.policy import load_policy
 from rlstable.policy.evaluator import PolicySnapshot, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.runner.loop import TrainingLoop
-from scripts import arguments, results
-from scripts.recovery import page as recovery_page
-from scripts.results import Row
+from scripts import arguments, pages, results
+from scripts.results import Row, matching
 from scripts.rivals import brax_rival
 from scripts.survival import __main__ as survival
 
@@ -47,13 +48,11 @@ EVALUATIONS = 20
 
 
 def mean_return(config: Config, networks: Networks, params: Any, statistics: Any) -> float | None:
-    """Returns the mean return of a policy on fixed episodes; None if every simulation went bad."""
     evaluator = make_evaluator(config, networks, contextlib.nullcontext, print)
     return evaluator.evaluate([PolicySnapshot(params, statistics, jax.random.PRNGKey(0))])[0]["eval/episode_reward"]
 
 
 def run_seed(case: str, seed: int, overrides: Sequence[str]) -> Row:
-    """Trains one run and evaluates its last and its best policy."""
     evaluations = [f"eval.num_evals={EVALUATIONS}", f"eval.num_envs={survival.EPISODES}", "eval.target_return=null"]
     config = compose([*overrides, *evaluations, "logging=quiet", "devices=1", f"seed={seed}"])
     with tempfile.TemporaryDirectory() as folder:
@@ -79,8 +78,7 @@ def run_seed(case: str, seed: int, overrides: Sequence[str]) -> Row:
 
 
 def run_case(case: str, seeds: int, out: Path, cases: Mapping[str, tuple[str, ...]], task: Sequence[str]) -> None:
-    """Runs the seeds of a case that have no row, and adds their rows one by one."""
-    known = {row["seed"] for row in results.matching(results.read(out), case=case)}
+    known = {row["seed"] for row in matching(results.read(out), case=case)}
     for seed in sorted({*range(seeds)} - known):
         row = run_seed(case, seed, [*task, *cases[case]])
         results.add(out, [row])
@@ -88,6 +86,73 @@ def run_case(case: str, seeds: int, out: Path, cases: Mapping[str, tuple[str, ..
         remedies = ", ".join(row["remedies"])
         ended = f"{row['ending']:18} last, best {shown} rate {row['rate']:.3g} {remedies}"
         print(f"{case:13} seed {seed} {ended}", flush=True)
+
+
+_LABELS = {
+    "clean": "the rate of the task, watched, supervised",
+    "unwatched": "0.3, not watched",
+    "unsupervised": "0.3, watched, no second attempt",
+    "supervised": "0.3, watched, supervised",
+    "limited": "0.3, guards=default, no second attempt",
+}
+
+
+def spread(numbers: Sequence[float], form: str = ",.0f") -> str:
+    return f"{np.median(numbers):{form}} [{min(numbers):{form}}, {max(numbers):{form}}]"
+
+
+def _cells(case: str, rows: Sequence[Row], clean: float) -> tuple[str, ...]:
+    endings = ", ".join(f"`{name}` {count}" for name, count in Counter(row["ending"] for row in rows).items())
+    last = [row["return"] or 0.0 for row in rows]
+    best = [row["best"] for row in rows if row["best"] is not None]
+    saved = spread(best) if len(best) == len(rows) else f"none in {len(rows) - len(best)} of {len(rows)}"
+    rollbacks, rates = [len(row["remedies"]) for row in rows], [row["rate"] for row in rows]
+    share = spread([value / clean for value in last], ".2f")
+    return _LABELS.get(case, case), endings, spread(last), share, saved, spread(rollbacks), spread(rates, ".2g")
+
+
+def _seeds(rows: Sequence[Row]) -> list[str]:
+    cells = []
+    for row in rows:
+        values = ["none" if row[key] is None else f"{row[key]:,.0f}" for key in ("return", "best")]
+        causes, remedies = ", ".join(f"`{cause}`" for cause in row["causes"]), ", ".join(row["remedies"])
+        cells.append((str(row["seed"]), causes, remedies or "none", f"{row['lost_steps']:,}", *values))
+    header = ("seed", "cause", "remedies, in order", "steps given up", "last policy", "best")
+    return pages.table(header, cells, range(len(header)))
+
+
+def write(rows: Sequence[Row], cases: Mapping[str, tuple[str, ...]], task: Sequence[str], out: Path) -> None:
+    by = {case: own for case in cases if (own := matching(rows, case=case))}
+    if "clean" not in by:
+        return
+    clean = float(np.median([row["return"] or 0.0 for row in by["clean"]]))
+    header = ("rate and guards", "ending", "last policy", "share", "best policy", "rollbacks", "last learning rate")
+    lines = pages.table(header, (_cells(case, own, clean) for case, own in by.items()), (0, 1))
+    if "supervised" in by:
+        lines += ["", "Rollbacks of each supervised seed:", "", *_seeds(by["supervised"])]
+    lines += ["", f"Settings, as `python -m rlstable.train` takes them, after `{' '.join(task)}`:", ""]
+    lines += [f"- {_LABELS.get(case, case)}: `{' '.join(cases[case])}`, {len(own)} seeds" for case, own in by.items()]
+    pages.fill(out.parent / "recovery.md", {"results": "\n".join([*lines, "", pages.machine()])})
+    _draw(by, out.parent / "recovery.png")
+
+
+def _draw(by: Mapping[str, Sequence[Row]], path: Path) -> None:
+    layout = {"ncols": len(by), "figsize": (2.7 * len(by), 2.8), "sharey": True, "squeeze": False}
+    with pages.picture(path, **layout) as (_, panels):
+        for axes, (case, rows) in zip(panels[0], by.items(), strict=True):
+            for row in rows:
+                # A run without a good state has only its last point, because bad states are not evaluated.
+                points = [*row["curve"], (row["steps"], row["return"] or 0.0)]
+                steps, returns = np.array(points, dtype=float).T / [[1000], [1]]
+                end = "o" if row["ending"] == "completed" else "X"
+                axes.plot(steps, returns, color="tab:blue", linewidth=1, alpha=0.8)
+                axes.plot(steps[-1], returns[-1], end, color="tab:blue" if end == "o" else "tab:red")
+                ticks = np.array(row["back_at"]) / 1000
+                axes.plot(ticks, [-60] * len(ticks), "|", color="black", markersize=7)
+            axes.set_xlim(0, 1.05 * max(row["steps"] for own in by.values() for row in own) / 1000)
+            axes.set_title("\n".join(_LABELS.get(case, case).split(", ", 1)), fontsize=8)
+            pages.plain(axes, "thousand steps")
+        panels[0][0].set_ylabel("return, every seed", fontsize=8)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -98,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     brax_rival.keep_compiled_programs()
     for case in () if asked.page else asked.only or CASES:
         run_case(case, asked.seeds, asked.out, CASES, TASK)
-    recovery_page.write(results.read(asked.out), CASES, TASK, asked.out)
+    write(results.read(asked.out), CASES, TASK, asked.out)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,6 @@ def page() -> str:
 
 
 def comments_of(path: Path) -> dict[str, str]:
-    """Returns the comment directly above every key of a YAML file, by dotted key."""
     found: dict[str, str] = {}
     above: list[str] = []
     parents: list[tuple[int, str]] = []
@@ -71,7 +70,6 @@ def comments_of(path: Path) -> dict[str, str]:
 
 
 def _keys(group: str, model: type[Section]) -> Iterator[tuple[str, FieldInfo, Any, str]]:
-    """Yields every key of a group and of its sections, with its field, default and comment."""
     folder = config_dir() / group / "default.yaml"
     comments = comments_of(folder if folder.is_file() else config_dir() / "config.yaml")
     prefix = "" if folder.is_file() else f"{group}."
@@ -98,12 +96,15 @@ def _table(keys: Any) -> str:
     rows = []
     for key, field, value, comment in keys:
         default = "" if value == "???" else f"`{written(value)}`"
-        rows.append((f"`{key}`", values(field), default, _cell(comment)))
+        rows.append(
+            (
+                f"`{key}`",
+                _values(field.annotation, tuple(field.metadata)),
+                default,
+                comment.replace("|", "\\|").replace("<", "&lt;"),
+            )
+        )
     return "\n".join(table(("key", "values", "default", "meaning"), rows, range(4)))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def written(value: Any) -> str:
@@ -119,11 +120,6 @@ def written(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
-
-
-def values(field: FieldInfo) -> str:
-    """Returns the values of a key, in words."""
-    return _values(field.annotation, tuple(field.metadata))
 
 
 def _values(kind: Any, metadata: tuple[Any, ...]) -> str:

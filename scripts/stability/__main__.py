@@ -56,16 +56,14 @@ TASKS: dict[str, Task] = {
     # These four have no recipe for a CPU. They use another task's recipe with its small networks.
     "inverted_double_pendulum": Task(
         ("env=inverted_double_pendulum", "ppo=hopper_cpu", "ppo.reward_scaling=0.01", "total_steps=1000000"),
-        borrowed=True,
     ),
     "reacher": Task(
         ("env=reacher", "ppo=halfcheetah_cpu", "ppo.discounting=0.95", "ppo.reward_scaling=5", "total_steps=800000"),
-        borrowed=True,
         from_start=True,
         episodes=128,  # because returns scatter
     ),
-    "walker2d": Task(("env=walker2d", "ppo=hopper_cpu", "total_steps=1000000"), borrowed=True),
-    "swimmer": Task(("env=swimmer", "ppo=hopper_cpu", "total_steps=600000"), borrowed=True),
+    "walker2d": Task(("env=walker2d", "ppo=hopper_cpu", "total_steps=1000000")),
+    "swimmer": Task(("env=swimmer", "ppo=hopper_cpu", "total_steps=600000")),
     "hopper": Task(("env=hopper", "ppo=hopper_cpu", "total_steps=1000000")),
     "halfcheetah": Task(("env=halfcheetah", "ppo=halfcheetah_cpu", "total_steps=600000")),
     "ant": Task(("env=ant", "ppo=ant_cpu", "total_steps=2000000")),

@@ -18,7 +18,6 @@ class Task:
     seeds: int = 8  # number of seeds
     best: float | None = None  # best possible return per episode; None if unknown
     from_start: bool = False  # whether returns count from the first evaluation, because they are negative
-    borrowed: bool = False  # whether the recipe is another task's
     episodes: int = 16  # episodes of every evaluation
     scaled: tuple[str, float] | None = None  # the unscaled task and the factor on its rewards; None without a factor
 

@@ -1,6 +1,5 @@
 """The page and the picture of `make stability`, from the rows of all seeds."""
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,49 +60,28 @@ def answer(all_of: Mapping[str, Numbers], tasks: int) -> str:
     return text
 
 
-def part(by: Mapping[tuple[str, str], Sequence[Row]], name: str, task: Task) -> list[str]:
-    about = [f"`{shlex.join(task.overrides)}`."]
-    if task.borrowed:
-        about.append("The task has no recipe for a CPU and takes that of another task, small networks included.")
-    if task.from_start:
-        about.append("Returns count from the start.")
-    if task.best is not None:
-        reached = [
-            f"`{TITLES[side]}` {np.median([returns_of(row).max() for row in by[name, side]]) / task.best:.2f}"
-            for side in SIDES
-            if (name, side) in by
-        ]
-        about.append(
-            f"The best possible return is {task.best:,.5g}. Median best evaluation over it: {', '.join(reached)}."
-        )
+def lines_of(by: Mapping[tuple[str, str], Sequence[Row]], name: str, task: Task) -> list[list[str]]:
+    """Returns a line of the table of tasks for each side that was trained."""
+    found = []
     for side in SIDES:
-        ended = Counter(row["stop_reason"] for row in by.get((name, side), []))
-        about += [
-            f"Seeds of `{TITLES[side]}` that ended by `{reason}`: {count}."
-            for reason, count in ended.items()
-            if reason != "completed"
-        ]
-    rows = [(TITLES[side], *cells(numbers(by, name, side, task), False)) for side in SIDES]
-    return [f"## {name}", "", " ".join(about), "", *pages.table(("side", *_COLUMNS), rows), ""]
+        rows, own = by.get((name, side), []), numbers(by, name, side, task)
+        if own is not None:
+            best = "" if task.best is None else f"{np.median([returns_of(row).max() for row in rows]) / task.best:.2f}"
+            early = Counter(row["stop_reason"] for row in rows if row["stop_reason"] != "completed")
+            ended = ", ".join(f"`{reason}` {count}" for reason, count in early.items())
+            found.append([name, TITLES[side], *cells(own, False), best, ended])
+    return found
 
 
-def scales(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[str]:
+def scales(by: Mapping[tuple[str, str], Sequence[Row]], tasks: Mapping[str, Task]) -> list[list[str]]:
     lines = []
     for name, task in tasks.items():
         rows = by.get((name, "default"), [])
-        if task.scaled is None or task.best is None or not rows:
-            continue
-        last = [returns_of(row)[-1] / task.best for row in rows]
-        shown = (*task.scaled, len(rows), f"{np.median(last):.3f}", f"{min(last):.3f}")
-        lines.append([str(cell) for cell in shown])
-    if not lines:
-        return []
-    about = (
-        "Medians over seeds of `guards=default` with `ppo.normalize_values=true`, the point mass also with "
-        "`ppo.normalize_advantage=true`."
-    )
-    table = pages.table(("task", "rewards times", "seeds", "last over best possible", "least seed"), lines)
-    return ["## Rewards of any scale", "", about, "", *table, ""]
+        if task.scaled is not None and task.best is not None and rows:
+            last = [returns_of(row)[-1] / task.best for row in rows]
+            shown = (*task.scaled, len(rows), f"{np.median(last):.3f}", f"{min(last):.3f}")
+            lines.append([str(cell) for cell in shown])
+    return lines
 
 
 def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None:
@@ -117,21 +95,17 @@ def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None
     present = {side: [own for own in some if own is not None] for side, some in found.items()}
     all_of = {side: together(some) for side, some in present.items() if some}
     summary = [(TITLES[side], str(len(present[side]) or ""), *cells(all_of.get(side), True)) for side in SIDES]
-    lines = [line for name in shown for line in part(by, name, tasks[name])]
-    lines += [*scales(by, tasks), *_measured(rows)]
-    table = "\n".join(pages.table(("side", "tasks", *_COLUMNS), summary))
-    pages.fill(page, {"answer": answer(all_of, len(shown)), "summary": table, "tasks": "\n".join(lines)})
+    lines = [line for name in shown for line in lines_of(by, name, tasks[name])]
+    parts = {
+        "answer": [answer(all_of, len(shown))],
+        "summary": pages.table(("side", "tasks", *_COLUMNS), summary),
+        "tasks": pages.table(("task", "side", *_COLUMNS, "best over best possible", "ended early"), lines, (0, 1)),
+        "scales": pages.table(
+            ("task", "rewards times", "seeds", "last over best possible", "least"), scales(by, tasks)
+        ),
+    }
+    pages.fill(page, {name: "\n".join(text) for name, text in parts.items()})
     draw(by, shown, results.parent / "stability.png")
-
-
-def _measured(rows: Sequence[Row]) -> list[str]:
-    found = {}
-    for row in rows:
-        versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-        found.setdefault(f"{row['device']['kind']}, {row['device']['cpus']} cores; {versions}", set()).add(
-            row["commit"]
-        )
-    return [f"{where}; commits {', '.join(sorted(map(str, commits)))}." for where, commits in found.items()]
 
 
 def draw(by: Mapping[tuple[str, str], Sequence[Row]], names: Sequence[str], path: Path) -> None:
@@ -152,10 +126,7 @@ def draw(by: Mapping[tuple[str, str], Sequence[Row]], names: Sequence[str], path
             axes.set_ylabel("return", fontsize=8)
         for axes in grid[-1]:
             axes.set_xlabel("thousand steps", fontsize=8)
-        handles = {
-            label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(handles.values(), handles.keys(), loc="upper center", ncols=2, fontsize=9, frameon=False)
+        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="upper center", ncols=2, fontsize=9, frameon=False)
         figure.tight_layout(rect=(0, 0, 1, 0.96 if lines > 1 else 0.9))
 
 

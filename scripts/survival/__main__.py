@@ -151,7 +151,7 @@ class Unstable:
 
 
 class Arena:
-    """A compiled training program for several seeds at once, with an evaluation of their policies."""
+    """A compiled training program for several seeds at once."""
 
     def __init__(self, config: Config, seeds: Sequence[int], unstable: Mapping[str, float] | None, late: bool = False):
         env = load_env(config.env)
@@ -208,7 +208,6 @@ class Arena:
         return faults.faulty_env(self._envs, FaultConfig(**fault))
 
     def _first_states(self, fault: Mapping[str, Any]) -> Any:
-        """Returns the first training states of all seeds, stacked, on the host."""
         resets = Resets(self._envs_with(fault), self._config.ppo.num_envs)
         states = []
         for seed in self._seeds:
@@ -234,7 +233,6 @@ def _total(counter: Any) -> int:
 
 
 def _mean_return(episodes: Any, index: int) -> float | None:
-    """Returns the mean over the episodes that were not aborted; None if all were."""
     returns = episodes.metrics["reward"][index]
     kept = (episodes.aborted[index] == 0) & np.isfinite(returns)
     return float(returns[kept].mean()) if kept.any() else None
@@ -248,7 +246,6 @@ def _row(seed: int, finished: bool, finite: bool, value: float | None, trips: Ro
 
 
 def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequence[int]) -> list[Row]:
-    """Trains runs as a user would start them, for faults outside the iteration."""
     rows = []
     faults_given = [f"fault.{key}={value}" for key, value in fault.items()]
     quiet = ["eval.target_return=null", "eval.num_evals=1", "checkpoint=frequent", "logging=quiet", "devices=1"]
@@ -267,7 +264,6 @@ def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequenc
 
 
 def run_rival(task: str, case: Case, seeds: Sequence[int]) -> list[Row]:
-    """Trains Brax's PPO with the same settings and the same fault in its environment."""
     config = compose([*TASKS[task], *case.overrides])
     fault = FaultConfig(**case.fault)
     per_iteration = config.ppo.rows * config.ppo.unroll_length // config.ppo.num_envs
@@ -298,11 +294,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run_side(task: str, side: str, cases: Sequence[Case], count: int | None, out: Path) -> None:
-    """Runs the cases of one side that have no rows, and adds their rows.
-
-    One program trains all seeds of a case, so that their rows are added together. The seeds of whole runs are added
-    one by one.
-    """
+    """Runs the cases without rows. One program trains all seeds of a case; the seeds of whole runs run one by one."""
     known = {(row["case"], row["seed"]) for row in results.matching(results.read(out), task=task, side=side)}
     measured = {case for case, _ in known}
     arenas: dict[Any, Arena] = {}
@@ -319,10 +311,7 @@ def run_side(task: str, side: str, cases: Sequence[Case], count: int | None, out
 
 
 def possible(task: str, side: str, case: str) -> bool:
-    """Returns whether a trainer and its physics can have a fault.
-
-    Only MuJoCo has a warm start. The point mass has no model to change, and Brax's PPO is not run on it.
-    """
+    """Only MuJoCo has a warm start. The point mass has no model to change, and Brax's PPO is not run on it."""
     about = CASES[case]
     if task == "point_mass" and (about.unstable is not None or side == "brax"):
         return False

@@ -36,7 +36,6 @@ def cell(rows: Sequence[Row], clean: float, possible: bool = True) -> tuple[str,
 
 
 def trips(rows: Sequence[Row]) -> str:
-    """Returns the guards that tripped, each with the median of its trips over the seeds."""
     names = sorted({name for row in rows for name in row["trips"]})
     return ", ".join(f"{name} {np.median([row['trips'].get(name, 0) for row in rows]):,.0f}" for name in names)
 
@@ -57,15 +56,11 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
         cells = [
             (case, *(drawn[task, side, case][0] for side in sides), trips(by[task, "default", case])) for case in cases
         ]
-        lines += [f"## {_title(task)}", "", *pages.table(header, cells, (0, len(header) - 1)), ""]
+        lines += [f"## {TASKS.get(task, task)}", "", *pages.table(header, cells, (0, len(header) - 1)), ""]
     pages.fill(results.parent / "survival.md", {"results": "\n".join([*lines, pages.machine()])})
-    titles = [f"{TITLES[side]}\n" + _title(task).replace(", ", "\n") for task, side in columns]
+    titles = [f"{TITLES[side]}\n" + TASKS.get(task, task).replace(", ", "\n") for task, side in columns]
     matrix = [[drawn[*key, case] for key in columns] for case in cases]
     _draw(matrix, cases, titles, results.parent / "survival.png")
-
-
-def _title(task: str) -> str:
-    return TASKS.get(task, task)
 
 
 def _draw(
@@ -93,10 +88,6 @@ def _draw(
         axes.set_yticks(np.arange(len(cases) - 1) + 0.5, minor=True)
         axes.grid(which="minor", color="white", linewidth=1.0)
         axes.tick_params(which="minor", length=0)
-        groups = [title.partition("\n")[2] for title in columns]
-        for column in range(1, len(columns)):
-            if groups[column] != groups[column - 1]:
-                axes.axvline(column - 0.5, color="white", linewidth=6)
         for spine in axes.spines.values():
             spine.set_visible(False)
         title = (

@@ -21,7 +21,7 @@ from scripts import process, results
 from scripts.bench import __main__ as bench
 from scripts.bench import leg as legs
 from scripts.bench import page, pairs, tasks
-from scripts.bench.leg import Leg, Workshop
+from scripts.bench.leg import Leg
 from scripts.process import Outcome
 
 CPU = {"platform": "cpu", "kind": "Slow CPU", "cpus": 2}
@@ -176,24 +176,20 @@ def test_no_side_inherits_a_cache_or_a_path(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_warm_process_finds_compiled_programs_and_cold_process_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[tuple[Leg, Path]] = []
+    used: list[Path] = []
 
-    def run(self: Any, leg: Leg, seed: int, cache: str) -> dict[str, Any]:
+    def run(leg: Leg, seed: int, gpu: bool, cache: str, remaining: float) -> dict[str, Any]:
         found = (Path(cache) / "program").exists()
         (Path(cache) / "program").touch()
-        used.append((leg, Path(cache)))
+        used.append(Path(cache))
         return {"found": found}
 
-    monkeypatch.setattr(Workshop, "_run", run)
-    cold, brax = LEG, dataclasses.replace(LEG, side="brax")  # the same settings, compiled separately
-    warm, brax_warm = (dataclasses.replace(leg, warm=True) for leg in (cold, brax))
-    workshop = Workshop(gpu=False)
-    assert [workshop.run(leg, 1)["found"] for leg in (cold, cold, warm, warm)] == [False, False, True, True]
-    # Brax's cold processes keep no programs, so a warm process needs one that fills the cache.
-    assert [workshop.run(leg, 1)["found"] for leg in (brax, brax_warm, brax_warm)] == [False, True, True]
-    assert [leg for leg, _ in used[4:]] == [brax, brax_warm, brax_warm, brax_warm]
-    workshop.close()
-    assert not any(cache.exists() for _, cache in used)
+    monkeypatch.setattr(legs, "_run", run)
+    warm = dataclasses.replace(LEG, warm=True)
+    assert [legs.run(leg, 1, False)["found"] for leg in (LEG, LEG, warm)] == [False, False, True]
+    assert len(used) == 4 and not any(cache.exists() for cache in used)
+    with pytest.raises(legs.OutOfTime):
+        legs.run(warm, 1, False, lambda: 0.0)
 
 
 FAKE = """
@@ -215,8 +211,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the command, SB3's side being a short script in this interpreter, and returns all results so far."""
     (tmp_path / "sb3_ppo.py").write_text(FAKE)
     monkeypatch.setattr(legs, "REQUIREMENTS", tmp_path)
-    for module in (legs, bench):
-        monkeypatch.setattr(module, "python_of", lambda *args: sys.executable)
+    monkeypatch.setattr(legs, "python_of", lambda *args: sys.executable)
     monkeypatch.setattr(results, "device", lambda: CPU)
 
     def command(*values: float, sleep: float = 0.0, limit: float = 60.0, more: str = "--rounds 1") -> list[Any]:
@@ -302,8 +297,8 @@ def test_rounds_are_shown_as_median_and_range() -> None:
 def measured(measure: str, side: str, **more: Any) -> dict[str, Any]:
     row = {
         "measure": measure, "task": tasks.FIRST, "side": side, "case": "", "warm": False, "threshold": 950.0,
-        "round": 1, "sitting": "2026-01-02T03:04:05", "device": CPU, "peak_mb": 300.0, "ran": 9.0, "seconds": 8.0, "steps": 100,
-        "evaluating": 1.0, "first": 10.0, "steady_sps": 500.0, "ending": "reached",
+        "round": 1, "sitting": "2026-01-02T03:04:05", "device": CPU, "peak_mb": 300.0, "ran": 9.0,
+        "seconds": 8.0, "steps": 100, "evaluating": 1.0, "first": 10.0, "steady_sps": 500.0, "ending": "reached",
     }  # fmt: skip
     return row | more
 
@@ -321,13 +316,11 @@ def test_readme_needs_every_side_in_one_sitting(tmp_path: Path) -> None:
     readme, before = tmp_path / "README.md", "# a\n\n<!-- what it costs -->\n\nold\n\n<!-- end of what it costs -->\n"
     readme.write_text(before)
     rows = [measured("threshold", side, case=case) for side, case in page.COST_LABELS]
-    rows[1] |= {"seconds": 4.0}
     page.write(rows[1:], tmp_path / "page.md", readme)
     assert readme.read_text() == before
     page.write(rows, tmp_path / "page.md", readme)
     text = readme.read_text()
-    assert "| SB3 PPO, Gymnasium's pendulum, 1.0 s of it evaluations | 8.00 s | 1.00 |  |  |" in text
-    assert "A ratio below 1 means that the side is faster: Brax PPO, our recipe" in text and "old" not in text
+    assert "| SB3 PPO, Gymnasium's pendulum | 8.00 |  |" in text and "old" not in text
 
 
 @pytest.mark.parametrize(("count", "low", "high"), [(5, 1, 5), (101, 42, 60)])

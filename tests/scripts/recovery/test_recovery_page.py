@@ -11,7 +11,6 @@ from toys import TINY
 
 from scripts import results
 from scripts.recovery import __main__ as recovery
-from scripts.recovery import page as recovery_page
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -69,7 +68,7 @@ def test_recovery_page_has_a_row_per_case_and_the_seeds_that_were_rolled_back(tm
         row("unsupervised", 0, None, ending="policy_diverged", best=None, curve=[], rate=0.3),
         row("supervised", 0, 900.0, lost_steps=8, **back),
     ]
-    recovery_page.write(rows, recovery.CASES, ("env=fast",), tmp_path / "recovery.jsonl")
+    recovery.write(rows, recovery.CASES, ("env=fast",), tmp_path / "recovery.jsonl")
     page = (tmp_path / "recovery.md").read_text()
     assert "| `completed` 2 | 900 [800, 1,000] | 1.00 [0.89, 1.11] | 900 [800, 1,000] | 0 [0, 0] |" in page
     assert "| `policy_diverged` 1 | 0 [0, 0] | 0.00 [0.00, 0.00] | none in 1 of 1 | 0 [0, 0] | 0.3 [0.3, 0.3] |" in page
@@ -78,7 +77,7 @@ def test_recovery_page_has_a_row_per_case_and_the_seeds_that_were_rolled_back(tm
 
 
 def test_no_recovery_page_is_written_without_the_clean_case(tmp_path: Path) -> None:
-    recovery_page.write([row("supervised", 0, 1.0)], recovery.CASES, (), tmp_path / "recovery.jsonl")
+    recovery.write([row("supervised", 0, 1.0)], recovery.CASES, (), tmp_path / "recovery.jsonl")
     assert not list(tmp_path.iterdir())
 
 
