@@ -1,7 +1,6 @@
 """Argument parsing shared by the commands in scripts/."""
 
 import argparse
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,20 +28,5 @@ def whole(least: int) -> Callable[[str], int]:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, {least} or more")
         return int(text)
-
-    return parse
-
-
-def positive(unit: str) -> Callable[[str], float]:
-    """Returns the type of an option that is a positive, finite number of a unit."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not 0 < value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a number of {unit}, more than 0")
-        return value
 
     return parse

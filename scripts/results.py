@@ -58,16 +58,9 @@ def device() -> Row:
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     if done.returncode:
         raise ConfigError(f"jax finds no device: {last_line(done.stderr) or 'no error message'}")
-    return described(*json.loads(done.stdout.splitlines()[-1]))
-
-
-def described(platform_name: str, kind: str) -> Row:
-    """Describes a device. JAX names every processor "cpu", so that the kind of a CPU is the processor's name."""
-    return {
-        "platform": platform_name,
-        "kind": machine.name() if platform_name == "cpu" else kind,
-        "cpus": os.cpu_count(),
-    }
+    name, kind = json.loads(done.stdout.splitlines()[-1])
+    # JAX names every processor "cpu", so that the kind of a CPU is the processor's name.
+    return {"platform": name, "kind": machine.name() if name == "cpu" else kind, "cpus": os.cpu_count()}
 
 
 def versions() -> dict[str, str]:

@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, choices in (("--only", tasks.MEASURES), ("--task", tasks.TASKS), ("--side", tasks.SIDES)):
         arguments.add_choice(parser, name, choices)
     parser.add_argument("--rounds", type=arguments.whole(1), default=3, help="processes per side; default: 3")
-    parser.add_argument("--minutes", type=arguments.positive("minutes"), help="time for all; default: no limit")
+    parser.add_argument("--minutes", type=float, help="time for all; default: no limit")
     parser.add_argument("--new", action="store_true", help="start a new sitting instead of continuing the newest")
     parser.add_argument("--gpu", action="store_true", help="an error without a GPU")
     parser.add_argument("--readme", type=Path, default=Path("README.md"), help="page with the table of costs")

@@ -74,22 +74,20 @@ def idle_return(case: Case) -> float:
 
 def compare(rows: Sequence[Row], name: str) -> dict[str, Any] | None:
     """Returns and their difference, as a share of what training without guards gains; None if a side is missing."""
-    sides: dict[str, np.ndarray] = {}
-    for side in SIDES:
-        own = results.matching(rows, case=name, guards=side)
-        if not own:
-            return None
-        values = [value for row in own for value in row["returns"]]
-        sides[side] = np.array([np.nan if value is None else value for value in values], float)
-    off, default = (np.nan_to_num(sides[side], nan=results.matching(rows, case=name)[0]["idle"]) for side in SIDES)
-    idle = results.matching(rows, case=name, guards="off")[0]["idle"]
+    by = {side: results.matching(rows, case=name, guards=side) for side in SIDES}
+    if not all(by.values()):
+        return None
+    idle = by["off"][0]["idle"]
+    off, default = (
+        np.array([idle if value is None else value for row in by[side] for value in row["returns"]], float)
+        for side in SIDES
+    )
     gain = max(abs(off.mean() - idle), 0.02 * abs(off.mean()), 1e-12)
     count = min(off.size, default.size)
     difference = statistics.estimate((default[:count] - off[:count]) / gain)
-    own = results.matching(rows, case=name, guards="default")
     return {
         "idle": idle, "off": off, "default": default, "difference": difference,
-        "rollbacks": sum(row["rollbacks"] for row in own), "trips": sum(row["trips"] for row in own),
+        **{name: sum(row[name] for row in by["default"]) for name in ("rollbacks", "trips")},
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import functools
 import inspect
 import math
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,15 +93,11 @@ class FaultyBraxEnv(Wrapper):
             raise ValueError("warm_start: this backend's physics has none, mjx has")
         hit = (self.fault.site == "reset") & (jax.random.uniform(draw) < self.fault.probability)
         fault = {
-            "site": jnp.int32(SITES.index(self.fault.site)),
-            "value": value,
-            "probability": jnp.float32(self.fault.probability),
-            "first_step": jnp.int32(self.fault.first_step),
-            "last_step": jnp.int32(self.fault.last_step),
-            "count": jnp.int32(0),
-            "key": key,
+            "site": jnp.int32(SITES.index(self.fault.site)), "value": value,
+            "probability": jnp.float32(self.fault.probability), "first_step": jnp.int32(self.fault.first_step),
+            "last_step": jnp.int32(self.fault.last_step), "count": jnp.int32(0), "key": key,
             "common_key": jax.random.PRNGKey(self.seed if self.fault.site == "all" else 0),
-        }
+        }  # fmt: skip
         return state.replace(
             obs=jax.tree.map(lambda x: first_element(x, value, hit), state.obs),
             metrics=state.metrics or {"fault_probe": jnp.float32(0.0)},
@@ -164,13 +161,9 @@ def brax_settings(config: Any) -> dict[str, Any]:
 
 
 def train(
-    env: Env,
-    healthy: Env,
-    seed: int,
-    settings: Mapping[str, Any],
-    evaluations: int = 0,
+    env: Env, healthy: Env, seed: int, settings: Mapping[str, Any], evaluations: int = 0,
     evaluate: Callable[[int, Any], None] | None = None,
-) -> tuple[str | None, Callable[..., Any], Any]:
+) -> tuple[str | None, Callable[..., Any], Any]:  # fmt: skip
     """Runs Brax's PPO.
 
     Brax's own evaluations are off. Brax can raise after its last update, when it compares the parameters with
@@ -191,30 +184,19 @@ def train(
     with mock.patch.object(jax, "device_put_replicated", device_put_replicated, create=True):
         try:
             ppo.train(
-                env,
-                steps,
-                eval_env=healthy,
-                seed=seed,
-                max_devices_per_host=1,
-                num_evals=evaluations + 1 if evaluations else 0,
-                run_evals=False,
-                network_factory=functools.partial(ppo_networks.make_ppo_networks, **sizes),
-                policy_params_fn=keep,
+                env, steps, eval_env=healthy, seed=seed, max_devices_per_host=1,
+                num_evals=evaluations + 1 if evaluations else 0, run_evals=False,
+                network_factory=functools.partial(ppo_networks.make_ppo_networks, **sizes), policy_params_fn=keep,
                 **arguments,
-            )
+            )  # fmt: skip
         except Exception as raised:
             error = one_line(raised)
     return error, trained["make_policy"], trained["params"]
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error's type, the function that raised it, and its message."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = trace.tb_frame.f_code.co_name if trace else "?"
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__} in {where}: {text}"[:300]
+    where = traceback.extract_tb(error.__traceback__)[-1].name
+    return f"{type(error).__name__} in {where}: {' '.join(str(error).split())}"[:300]
 
 
 def make_evaluation(
@@ -237,7 +219,8 @@ def make_evaluation(
         def step(carry: Any) -> Any:
             state, total, alive, good, count = carry
             action, _ = policy(state.obs, keys[0])
-            state = like(jax.vmap(env.step)(state, action), state)
+            # `inverted_pendulum` returns a Python float as reward.
+            state = jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), jax.vmap(env.step)(state, action), state)
             total += jnp.where(alive, state.reward, 0.0)
             good &= ~alive | (jnp.isfinite(action).all(axis=-1) & jnp.isfinite(total))
             return state, total, alive & good & (state.done == 0), good, count + 1
@@ -253,11 +236,6 @@ def make_evaluation(
         return float(returns[good].mean()) if good.any() else None, int((~good).sum())
 
     return evaluate
-
-
-def like(tree: Any, other: Any) -> Any:
-    """Returns the tree with the types of another, because `inverted_pendulum` returns a Python float as reward."""
-    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), tree, other)
 
 
 def all_finite(tree: Any) -> bool:

@@ -39,6 +39,10 @@ _QUIET = (
     "logging=quiet", "devices=1", "checkpoint.every=1000000", "checkpoint.keep_best=0", "checkpoint.confirm_best=0",
     "supervise.incident.enabled=false",
 )  # fmt: skip
+_SCALED = (
+    "ppo.learning_rate=1e-3", "ppo.reward_scaling=1.0", "ppo.normalize_values=true", "ppo.normalize_advantage=true",
+    "total_steps=300000",
+)  # fmt: skip
 _PENDULUM = ("env=inverted_pendulum", "ppo=inverted_pendulum", "total_steps=400000")
 
 
@@ -83,15 +87,7 @@ TASKS: dict[str, Task] = {
     },
     **{
         f"point_mass_rewards_x{factor:g}": dataclasses.replace(
-            _probe(
-                f"rewards_x{factor:g}",
-                "ppo.learning_rate=1e-3",
-                "ppo.reward_scaling=1.0",
-                "ppo.normalize_values=true",
-                "ppo.normalize_advantage=true",
-                "total_steps=300000",
-            ),
-            scaled=("point mass", factor),
+            _probe(f"rewards_x{factor:g}", *_SCALED), scaled=("point mass", factor)
         )
         for factor in REWARD_FACTORS
     },
@@ -101,7 +97,6 @@ TASKS: dict[str, Task] = {
 
 
 def settings_of(task: str, side: str) -> list[str]:
-    """Returns the overrides of a training without its seed."""
     if side == "brax":
         return [*TASKS[task].overrides]
     evaluations = (f"eval.num_evals={EVALUATIONS}", f"eval.num_envs={TASKS[task].episodes}", "eval.target_return=null")
@@ -115,7 +110,6 @@ def missing(rows: Sequence[Row], task: str, side: str, seeds: range) -> range:
 
 
 def train(task: str, side: str, seeds: range) -> list[Row]:
-    """Trains seeds in one process and returns their rows."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         about = [f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}"]
