@@ -10,27 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
+from brax.envs.base import State
 
-
-@struct.dataclass
-class Physics:
-    """Position and velocity `[n]`."""
-
-    q: jax.Array
-    qd: jax.Array
-
-
-@struct.dataclass
-class State:
-    """The fields of `brax.envs.base.State`."""
-
-    pipeline_state: Physics
-    obs: Any
-    reward: jax.Array
-    done: jax.Array
-    metrics: dict[str, jax.Array] = struct.field(default_factory=dict)
-    info: dict[str, Any] = struct.field(default_factory=dict)
+from scripts.stability.tasks import Point as Physics
 
 
 class Point:

@@ -111,16 +111,6 @@ def _cells(case: str, rows: Sequence[Row], clean: float) -> tuple[str, ...]:
     return _LABELS.get(case, case), endings, spread(last), share, saved, spread(rollbacks), spread(rates, ".2g")
 
 
-def _seeds(rows: Sequence[Row]) -> list[str]:
-    cells = []
-    for row in rows:
-        values = ["none" if row[key] is None else f"{row[key]:,.0f}" for key in ("return", "best")]
-        causes, remedies = ", ".join(f"`{cause}`" for cause in row["causes"]), ", ".join(row["remedies"])
-        cells.append((str(row["seed"]), causes, remedies or "none", f"{row['lost_steps']:,}", *values))
-    header = ("seed", "cause", "remedies, in order", "steps given up", "last policy", "best")
-    return pages.table(header, cells, range(len(header)))
-
-
 def write(rows: Sequence[Row], cases: Mapping[str, tuple[str, ...]], task: Sequence[str], out: Path) -> None:
     by = {case: own for case in cases if (own := matching(rows, case=case))}
     if "clean" not in by:
@@ -129,7 +119,9 @@ def write(rows: Sequence[Row], cases: Mapping[str, tuple[str, ...]], task: Seque
     header = ("rate and guards", "ending", "last policy", "share", "best policy", "rollbacks", "last learning rate")
     lines = pages.table(header, (_cells(case, own, clean) for case, own in by.items()), (0, 1))
     if "supervised" in by:
-        lines += ["", "Rollbacks of each supervised seed:", "", *_seeds(by["supervised"])]
+        orders = Counter(", ".join(row["remedies"]) for row in by["supervised"])
+        lines += ["", "Remedies of the supervised seeds, in order:", ""]
+        lines += [f"- {order or 'none'}: {count} seeds" for order, count in orders.most_common()]
     lines += ["", f"Settings, as `python -m rlstable.train` takes them, after `{' '.join(task)}`:", ""]
     lines += [f"- {_LABELS.get(case, case)}: `{' '.join(cases[case])}`, {len(own)} seeds" for case, own in by.items()]
     pages.fill(out.parent / "recovery.md", {"results": "\n".join([*lines, "", pages.machine()])})

@@ -55,7 +55,6 @@ class Evaluations(BaseCallback):
 
 
 def environments(settings: dict[str, Any], count: int, seed: int, training: bool) -> VecEnv:
-    """Makes vectorised environments, with monitors of returns without normalisation."""
     envs = make_vec_env(settings["env"], n_envs=count, seed=seed)
     if not settings["normalize"]:
         return envs
@@ -64,7 +63,6 @@ def environments(settings: dict[str, Any], count: int, seed: int, training: bool
 
 
 def arguments(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `PPO`, with the activation function for its name."""
     _, module, name = LIBRARIES[settings["library"]]
     ppo = dict(settings["ppo"])
     policy = dict(ppo.pop("policy_kwargs", {}))
