@@ -173,7 +173,8 @@ def _costs(by: dict[tuple[str, str, bool], list[Row]], sitting: str) -> str:
     about = f"on {device['kind']} with {device['cpus']} CPUs, {sitting[:10]}"
     return "\n".join(
         [
-            f"{goal}, compiling and evaluations: medians {about}.",
+            f"{goal},",
+            f"compiling and evaluations: medians {about}.",
             "`make race MINUTES=90` measures this table, and [docs/benchmarks.md](docs/benchmarks.md) has the rest.",
             "",
             *pages.table(("side", "first start", "later start"), lines),

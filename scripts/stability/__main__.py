@@ -126,15 +126,12 @@ def train(task: str, side: str, seeds: range) -> list[Row]:
 def seed_row(folder: Path, seed: int) -> Row:
     metrics, events = (results.read(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
     evaluated = [row for row in metrics if "eval/episode_reward" in row]
-    kinds = [event["kind"] for event in events]
     result = json.loads((folder / "result.json").read_text())
     return {
         "seed": seed,
         "steps": [row["step"] for row in evaluated],
         "returns": [row["eval/episode_reward"] for row in evaluated],
-        "rollbacks": kinds.count("rolled_back"),
-        "return_collapsed": kinds.count("return_collapsed"),
-        "trips": results.trips(metrics[-1]),
+        "return_collapsed": len(results.matching(events, kind="return_collapsed")),
         "left": result.get("last_return", result["return"]),
         "stop_reason": result["stop_reason"],
         "steps_per_second": float(np.median([row["training/sps"] for row in metrics if row.get("training/sps")])),

@@ -24,8 +24,8 @@ from scripts.stability.numbers import Task
 def row(task: str, side: str, seed: int, returns: list[float | None], **more: Any) -> dict[str, Any]:
     own = {
         "task": task, "side": side, "seed": seed, "settings": [], "steps": [10 * n for n in range(1, len(returns) + 1)],
-        "returns": returns, "rollbacks": 0, "return_collapsed": 0,
-        "trips": {}, "stop_reason": "completed", "steps_per_second": 100.0, "commit": "abc1234",
+        "returns": returns, "return_collapsed": 0,
+        "stop_reason": "completed", "steps_per_second": 100.0, "commit": "abc1234",
         "versions": {"jax": "1"}, "device": {"platform": "cpu", "kind": "some", "cpus": 2},
     }  # fmt: skip
     return own | more
@@ -115,9 +115,8 @@ def test_row_of_a_seed_is_read_from_its_run_folder(tmp_path: Path) -> None:
     save(tmp_path / "events.jsonl", {"kind": "return_collapsed"}, {"kind": "rolled_back"}, {"kind": "rolled_back"})
     (tmp_path / "result.json").write_text(json.dumps({"stop_reason": "policy_collapsed", "return": 2.5}))
     assert stability.seed_row(tmp_path, 7) == {
-        "seed": 7, "steps": [2, 4], "returns": [3.0, None], "rollbacks": 2, "return_collapsed": 1,
-        "trips": {"spike": 2}, "left": 2.5, "stop_reason": "policy_collapsed",
-        "steps_per_second": 20.0,
+        "seed": 7, "steps": [2, 4], "returns": [3.0, None], "return_collapsed": 1, "left": 2.5,
+        "stop_reason": "policy_collapsed", "steps_per_second": 20.0,
     }  # fmt: skip
 
 
