@@ -13,7 +13,7 @@ import numpy as np
 from rlstable.device.packed import PackedRows
 from rlstable.device.shared import row
 from rlstable.device.transforms import select_if
-from rlstable.device.trees import EnvState, PyTree
+from rlstable.device.trees import EnvState
 from rlstable.guards.base import Guard, GuardState
 from rlstable.guards.env import EnvContext, Quarantine, physics, physics_field
 from rlstable.ppo.state import Slot
@@ -121,22 +121,8 @@ def _record(step: StepRecord, index: jax.Array, clock: jax.Array) -> dict[str, A
         "after": _select_physics(_STEP_RESULT, step.after),
         "causes": step.causes.T,
     }
-    return _take(batched, index) | {"environment": index, "clock": clock, "key": _storable(step.key)}
-
-
-def history_row(step: StepRecord, index: jax.Array | int) -> dict[str, Any]:
-    """One environment's row of a history: the state before the step, the action, reward and done."""
-    batched = {
-        "before": _select_physics(_INTEGRATION_STATE, step.before),
-        "action": step.action,
-        "reward": step.after.reward,
-        "done": step.after.done,
-    }
-    return _take(batched, index)
-
-
-def _take(tree: PyTree, index: jax.Array | int) -> PyTree:
-    return jax.tree.map(_storable, row(tree, index))
+    own = jax.tree.map(_storable, row(batched, index))
+    return own | {"environment": index, "clock": clock, "key": _storable(step.key)}
 
 
 def _select_physics(names: tuple[str, ...], state: EnvState) -> EnvState:

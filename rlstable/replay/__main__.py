@@ -16,7 +16,6 @@ _EPILOG = """
 examples:
   python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1
   python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1 --json > step.json
-  python -m rlstable.replay runs/ant/2026-01-31_22-00-00/incidents/12-1 --history       also the 100 steps before
 """
 
 
@@ -34,20 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         command.note("replaying the step; compilation takes a minute or two")
         report = compare(incident, step_again(incident))
-        history = None
-        if args.history is not None:
-            from rlstable.replay.history import make
-
-            history = make(incident, args.history, command.note)
     if args.json:
-        data = as_data(report)
-        if history is not None:
-            from rlstable.replay import trend
-
-            data["history"] = trend.as_data(history)
-        command.print_json(data)
+        command.print_json(as_data(report))
     else:
-        show(report, history)
+        show(report)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -58,14 +47,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("incident", type=expand_home, help="folder of the incident")
     parser.add_argument(
-        "--history",
-        type=_steps,
-        nargs="?",
-        const=100,
-        metavar="N",
-        help="also retrain up to the incident, and save the N steps before it (default: 100) in its history.npz",
-    )
-    parser.add_argument(
         "--trust",
         action="store_true",
         help="trust an incident of another user that names Python code; needed once; read that code first",
@@ -73,20 +54,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _steps(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; put the incident before --history N")
-    return int(text)
-
-
-def show(report: Any, history: Any = None, terminal: Any = None) -> None:
-    """Prints a report as text.
-
-    Args:
-        report: A `rlstable.replay.report.Report`.
-        history: A `rlstable.replay.history.History`, or None.
-        terminal: A rich console; standard output if None.
-    """
+def show(report: Any, terminal: Any = None) -> None:
+    """Prints a `rlstable.replay.report.Report` as text, to standard output if `terminal` is None."""
     from rich.text import Text
 
     from rlstable.replay.report import table
@@ -104,14 +73,6 @@ def show(report: Any, history: Any = None, terminal: Any = None) -> None:
     terminal.print(Text(f"  {report.same}"))
     for engine, note in report.notes.items():
         terminal.print(Text(f"  {engine}: {note}"))
-    if history is not None:
-        from rlstable.replay import trend
-
-        terminal.print()
-        terminal.print(trend.table(history))
-        terminal.print()
-        for line in trend.lines(history):
-            terminal.print(line)
     terminal.print(Text(f"\n{report.conclusion}", style="bold"))
 
 

@@ -35,14 +35,7 @@ _WATCHED = ("qacc", "qvel", "qpos")
 
 
 class Outcome(NamedTuple):
-    """The result of a step in one engine.
-
-    Attributes:
-        engine: Its name.
-        arrays: The state after the step, by name.
-        bad: Bad values in the state.
-        note: A remark; empty without one.
-    """
+    """The state after the step in one engine by name, its bad values, and a remark, which may be empty."""
 
     engine: str
     arrays: dict[str, np.ndarray]
@@ -75,9 +68,6 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
         incident: The incident.
         before: The whole state before the step.
         engine: `float32`, with the matrix products of the run, or `float64`, with the model in float64, too.
-
-    Raises:
-        ConfigError: The environment differs from the incident's.
     """
     config, wide = incident.config, engine == FLOAT64
     # The model of a run in float64 is in float32.
@@ -98,12 +88,10 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
             for (name, leaf), (_, old) in zip(_named(after), _named(template), strict=True)
         }
     arrays["action"] = incident.arrays["action"]
-    note = (
-        "the environment draws random numbers in its step, which differ between float32 and float64"
-        if wide and _draws(incident)
-        else ""
+    note = "the environment draws random numbers in its step, which differ between float32 and float64"
+    return Outcome(
+        engine, arrays, find_bad_numbers(arrays, limits_of(config)), note if wide and _draws(incident) else ""
     )
-    return Outcome(engine, arrays, find_bad_numbers(arrays, limits_of(config)), note)
 
 
 def _draws(incident: Incident) -> bool:
@@ -116,9 +104,7 @@ def _draws(incident: Incident) -> bool:
 def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome | None:
     """Replays the physics of the step in C MuJoCo with the environment's options; None without MuJoCo's physics.
 
-    Args:
-        incident: The incident.
-        replayed: Arrays of the same step in JAX. They include the controls, which depend on the action.
+    `replayed`, the arrays of the same step in JAX, include the controls, which depend on the action.
     """
     import mujoco
 
@@ -199,7 +185,9 @@ def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray
     Raises:
         ConfigError: The saved state does not fit this environment, or is incomplete.
     """
-    folder, name, left = incident.folder, incident.config.env.name, dict(before)
+    folder, left = incident.folder, dict(before)
+    not_fit = f"{folder}: the incident does not fit this {incident.config.env.name}"
+    remedy = "replay it with the code that the run was trained with"
     wanted, structure = jax.tree_util.tree_flatten_with_path(template)
     leaves = []
     for path, like in wanted:
@@ -212,16 +200,10 @@ def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray
             )
         if array is None or array.shape != leaf.shape:
             saved = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
-            raise ConfigError(
-                f"{folder}: the incident does not fit this {name}: {leaf.path} is {leaf} here, {saved} there; "
-                "replay it with the code that the run was trained with"
-            )
+            raise ConfigError(f"{not_fit}: {leaf.path} is {leaf} here, {saved} there; {remedy}")
         leaves.append(_as(array, like))
     if left:
-        raise ConfigError(
-            f"{folder}: the incident does not fit this {name}, which has no {next(iter(left))}; "
-            "replay it with the code that the run was trained with"
-        )
+        raise ConfigError(f"{not_fit}, which has no {next(iter(left))}; {remedy}")
     return jax.tree_util.tree_unflatten(structure, leaves)
 
 

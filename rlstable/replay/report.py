@@ -14,8 +14,7 @@ from rlstable.supervise.bad_values import BadNumber, find_bad_numbers, group, in
 from rlstable.supervise.incident import Incident, limits_of
 
 BEFORE, RUN = "before", "in the run"
-SAME = "bit for bit what the run had"
-MAIN = ("action", "ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q", "reward", "done")
+_MAIN = ("action", "ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q", "reward", "done")
 _MOST_OTHERS = 5  # further bad arrays in the table
 
 
@@ -42,7 +41,6 @@ class Report(NamedTuple):
 
 
 def compare(incident: Incident, outcomes: list[Outcome]) -> Report:
-    """Compares the engines."""
     action = {"action": incident.arrays["action"]}
     columns: dict[str, Mapping[str, np.ndarray]] = {
         BEFORE: incident.part("before"),
@@ -65,14 +63,11 @@ def compare(incident: Incident, outcomes: list[Outcome]) -> Report:
 
 
 def compared(run: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray]) -> str:
-    """Returns `SAME`, or the greatest difference of the arrays that both have."""
+    """Returns in words whether the arrays that both have are equal, and their greatest difference."""
     names = [name for name in in_causal_order(run) if name in again]
-    different = [name for name in names if run[name].tobytes() != again[name].astype(run[name].dtype).tobytes()]
-    different = [
-        name for name in different if not np.array_equal(run[name], again[name], equal_nan=_is_float(run[name]))
-    ]
+    different = [name for name in names if not np.array_equal(run[name], again[name], equal_nan=_is_float(run[name]))]
     if not different:
-        return SAME
+        return "bit for bit what the run had"
     name = max(different, key=lambda name: _distance(run[name], again[name]))
     return (
         f"{len(different)} of {len(names)} arrays differ from the run's, most of all {name}, "
@@ -97,12 +92,11 @@ def _first(bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
     found = [engine for engine in engines if bad[engine]]
     if not found:
         return "no engine has a bad value"
-    by_engine = {engine: bad[engine][0].array for engine in found}
-    array = in_causal_order(by_engine.values())[0]
-    where = [engine for engine in found if any(one.array == array for one in bad[engine])]
+    array = in_causal_order(bad[engine][0].array for engine in found)[0]
+    where = {engine: one for engine in found for one in bad[engine] if one.array == array}
     without = [engine for engine in engines if engine not in where]
     fine = f", not in {_listed(without)}" if without else ""
-    return f"{bad[where[0]][[one.array for one in bad[where[0]]].index(array)]} in {_listed(where)}{fine}"
+    return f"{next(iter(where.values()))} in {_listed(list(where))}{fine}"
 
 
 def conclude(incident: Incident, bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
@@ -143,7 +137,7 @@ def rows(report: Report) -> list[tuple[str, list[str]]]:
     """Returns the rows of the table in the order in which a bad number spreads, with one cell per column."""
     filled = {name for arrays in report.columns.values() for name, array in arrays.items() if array.size}
     names = in_causal_order(filled)
-    main = [name for name in names if group(name) == "obs" or name.removeprefix(f"{name.split('/')[0]}/") in MAIN]
+    main = [name for name in names if group(name) == "obs" or name.removeprefix(f"{name.split('/')[0]}/") in _MAIN]
     others = [one.array for name in report.columns for one in report.bad[name] if one.array not in main]
     chosen = in_causal_order([*main, *list(dict.fromkeys(others))[:_MOST_OTHERS]])
     return [(name, [_cell(report, column, name) for column in report.columns]) for name in chosen]

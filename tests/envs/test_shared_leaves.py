@@ -20,8 +20,7 @@ from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
 from rlstable.device.packed import PackedRows
-from rlstable.device.shared import Shared, has_shared, shared_in, unmarked, without_shared
-from rlstable.envs.capture import StepRecord, history_row
+from rlstable.device.shared import Shared, has_shared, row, shared_in, unmarked, without_shared
 from rlstable.envs.episodes import run_episodes
 from rlstable.envs.objects import Environments
 from rlstable.envs.resets import Resets
@@ -175,11 +174,7 @@ def test_number_of_contacts_beyond_the_room_reads_no_further_entry() -> None:
 
 
 def test_recorded_step_has_one_row_of_other_leaves_and_the_whole_shared_leaves() -> None:
-    def record() -> Any:
-        state = touching(COUNT).reset(keys())
-        return history_row(StepRecord(state, jnp.zeros((COUNT, 2)), state, jnp.zeros((7, COUNT)), keys()[0]), 2)
-
-    physics = jax.eval_shape(record)["before"].pipeline_state
+    physics = jax.eval_shape(lambda: row(touching(COUNT).reset(keys()), 2)).pipeline_state
     assert (physics.q.shape, physics._impl.force.shape) == ((2,), ())
     assert (physics._impl.contact__pos.shape, physics._impl.nacon.shape) == ((COUNT, 3), (1,))
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from toys import tiny_config
 
-from rlstable.replay import trend
 from rlstable.replay.engines import step_again
-from rlstable.replay.history import make
 from rlstable.replay.report import compare
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.incident import read
@@ -46,24 +44,3 @@ def test_replay_of_exploding_physics_agrees_in_all_engines(tmp_path: Path) -> No
     assert report.first.endswith("in float32, float64 and C MuJoCo")
     assert report.notes["C MuJoCo"].startswith("first in physics step 1 of 2: pipeline_state/qvel[0]")
     assert report.conclusion == "bad in all three: the model itself; see python -m rlstable.doctor."
-
-
-@pytest.mark.slow
-def test_history_of_a_cart_with_negative_friction_names_the_velocity_first(tmp_path: Path) -> None:
-    """Over two iterations, bit for bit; magnitudes grow from the episode's first step on."""
-    config = tiny_config(
-        env={"name": "wild:SelfDriven", "episode_length": 1000},
-        guards={},
-        devices=1,
-        total_steps=2 * 64,
-        eval={"num_evals": 0},
-        logging={"console": "off"},
-        supervise={"recovery": {"enabled": False}},
-    )
-    TrainingLoop(config, tmp_path).run()
-    history = make(read(tmp_path / "incidents" / "2-1"), 100, lambda _: None)
-    assert history.facts["exact"]
-    assert history.facts["begins"] == "where its episode begins" and history.facts["steps"] > 8
-    speed = trend.magnitudes(history)["pipeline_state/qvel"]
-    assert speed[0] < 0.1 and 1e3 < speed[-1] < 1e6
-    assert "was the first to leave its usual range for good" in trend.first_unusual(history)
