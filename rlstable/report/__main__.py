@@ -34,11 +34,7 @@ def _found_runs(folders: tuple[Path, ...]) -> tuple[Path, ...]:
 
 
 def _found_sweep(folder: Path) -> Path:
-    """The folder that `sweep=` names, or the newest one for `latest`.
-
-    Raises:
-        ValueError: There is no sweep yet.
-    """
+    """The folder that `sweep=` names, or the newest one for `latest`."""
     if folder != LATEST:
         return expand_home(folder)
     sweeps = [path for path in Path("runs", "sweeps").glob("*") if path.is_dir()]
@@ -105,11 +101,7 @@ def sweep_report(argv: Sequence[str] | None = None) -> None:
 
 
 def watch(options: ReportOptions) -> Path:
-    """Writes the page again and again until all runs have ended, or until Ctrl-C, and returns its path.
-
-    Raises:
-        ConfigError: The page of a sweep is asked for, or as for `write`.
-    """
+    """Writes the page again and again until all runs have ended, or until Ctrl-C, and returns its path."""
     from rlstable.config import ConfigError
     from rlstable.report.markup import REFRESH_SECONDS
     from rlstable.report.run_record import read_records
@@ -126,16 +118,12 @@ def watch(options: ReportOptions) -> Path:
 
 
 def write(options: ReportOptions, refresh: bool = False) -> Path:
-    """Writes the page and returns its path.
-
-    Args:
-        options: The runs or the sweep, and the file.
-        refresh: Whether a browser loads the page of the runs again now and then.
+    """Writes the page and returns its path; with `refresh` a browser loads the page of the runs again now and then.
 
     Raises:
-        ConfigError: A folder holds no run, or the file cannot be written.
+        ConfigError: A folder holds no run.
+        OSError: The file cannot be written.
     """
-    from rlstable.config import ConfigError
     from rlstable.io.run_folder import write_atomically
     from rlstable.report.page import page
     from rlstable.report.run_record import read_records
@@ -147,11 +135,8 @@ def write(options: ReportOptions, refresh: bool = False) -> Path:
         text = page([record for folder in options.run for record in read_records(folder)], refresh)
     else:
         text = sweep_page(options.sweep, read_sweep(options.sweep), path.parent)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-    except OSError as error:
-        raise ConfigError(f"out: cannot write {path}: {error.strerror or error}; choose another file") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text)
     return path
 
 

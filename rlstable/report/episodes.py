@@ -18,20 +18,22 @@ def episodes(records: Sequence[RunRecord]) -> str:
 
     Links are relative to the run folder, in which the page lies by default. Other runs have no common folder.
     """
-    base = _folder_of_page(records)
-    if base is None:
+    folders = [record.folder for record in records]
+    base = folders[0] if len(folders) == 1 else folders[0].parent
+    if len(folders) > 1 and not set(folders) <= set(seed_folders(base)):
         return ""
+    found = [recordings(folder) for folder in folders]
     lists = []
-    for index, record in enumerate(records):
-        found = recordings(record.folder)
-        if found:
-            links = ", ".join(_link(path, base) for path in found[:_LINKS])
-            older = f" and {len(found) - _LINKS:,} older ones" if len(found) > _LINKS else ""
+    for index, (record, pages) in enumerate(zip(records, found, strict=True)):
+        if pages:
+            links = ", ".join(f'<a href="{_address(path, base)}">{_name(path)}</a>' for path in pages[:_LINKS])
+            older = f" and {len(pages) - _LINKS:,} older ones" if len(pages) > _LINKS else ""
             name = f"{swatch(index)}{text(record.name)}: " if len(records) > 1 else ""
             lists.append(f"<li>{name}{links}{older}</li>")
     if not lists:
         return ""
-    return f'<h2>Episodes</h2><ul class="episodes">{"".join(lists)}</ul>{_newest(records, base)}'
+    newest = _embedded(found[0][0], base) if len(records) == 1 else ""
+    return f'<h2>Episodes</h2><ul class="episodes">{"".join(lists)}</ul>{newest}'
 
 
 def recordings(run_dir: Path) -> list[Path]:
@@ -40,28 +42,12 @@ def recordings(run_dir: Path) -> list[Path]:
     return sorted(pages, key=lambda path: (not path.stem.isdigit(), int(path.stem) if path.stem.isdigit() else 0))[::-1]
 
 
-def _folder_of_page(records: Sequence[RunRecord]) -> Path | None:
-    if len(records) == 1:
-        return records[0].folder
-    parents = {record.folder.parent for record in records}
-    parent = parents.pop()
-    of_run = not parents and {record.folder for record in records} <= set(seed_folders(parent))
-    return parent if of_run else None
-
-
-def _newest(records: Sequence[RunRecord], base: Path) -> str:
-    """Returns the newest recording of a single run inside the page, folded away."""
-    if len(records) > 1:
-        return ""
-    newest = recordings(records[0].folder)[0]
-    frame = f'<iframe data-src="{_address(newest, base)}" title="recorded episode"></iframe>'
+def _embedded(page: Path, base: Path) -> str:
+    """Returns a recording inside the page, folded away, without access to anything but itself."""
+    frame = f'<iframe sandbox="allow-scripts" data-src="{_address(page, base)}" title="recorded episode"></iframe>'
     # Loaded when it is unfolded: the page of a running run loads itself again and again.
     load = "const frame = this.querySelector('iframe'); if (this.open) frame.src = frame.dataset.src"
-    return f'<details ontoggle="{load}"><summary>watch {_name(newest)}</summary>{frame}</details>'
-
-
-def _link(path: Path, base: Path) -> str:
-    return f'<a href="{_address(path, base)}">{_name(path)}</a>'
+    return f'<details ontoggle="{load}"><summary>watch {_name(page)}</summary>{frame}</details>'
 
 
 def _address(path: Path, base: Path) -> str:

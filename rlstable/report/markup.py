@@ -1,15 +1,17 @@
-"""Building blocks of HTML pages: escaped text, numbers, tables, and the file around them."""
+"""Building blocks of HTML pages: escaped text, numbers, tables, stop reasons, and the file around them."""
 
 from __future__ import annotations
 
 import functools
 import html
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_COLOURS = 8
+from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason
+
+COLOURS = 8
 REFRESH_SECONDS = 30  # between two pages of a run that has not ended
 
 
@@ -36,14 +38,13 @@ def text(value: Any) -> str:
     return html.escape(str(value))
 
 
-def number(value: Any, form: str = ",.1f") -> str:
+def code(value: Any) -> str:
+    return f"<code>{text(value)}</code>"
+
+
+def number(value: float | None, form: str = ",.1f") -> str:
     """Returns a number as text; a dash for None."""
     return "–" if value is None else format(value, form)
-
-
-def colour(index: int) -> int:
-    """Returns the colour of the n-th run in the style sheet."""
-    return index % _COLOURS
 
 
 def duration(seconds: float | None) -> str:
@@ -56,7 +57,7 @@ def duration(seconds: float | None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """Returns a table; its cells are HTML."""
+    """Returns a table; its cells are HTML, and `numbers` are the columns that are aligned to the right."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
@@ -71,4 +72,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[
 
 def swatch(index: int) -> str:
     """Returns a square in the colour of the n-th run."""
-    return f'<span class="swatch b{colour(index)}"></span>'
+    return f'<span class="swatch b{index % COLOURS}"></span>'
+
+
+def stop_reason(result: Mapping[str, Any] | None) -> str:
+    """Returns the name of a run's stop reason; `not ended` without a result."""
+    return "not ended" if result is None else str(result.get("stop_reason"))
+
+
+def coloured_ending(result: Mapping[str, Any] | None) -> str:
+    """Returns the stop reason in its colour as HTML, with the meaning as tooltip."""
+    known = StopReason.__members__.get(stop_reason(result))
+    meaning = "the run is still running, or was killed" if result is None else known.meaning if known else ""
+    outside = result is None or known in FROM_OUTSIDE
+    style = "warn" if outside else "good" if known is not None and known.succeeded else "bad"
+    return f'<span class="{style}" title="{text(meaning)}">{text(stop_reason(result))}</span>'

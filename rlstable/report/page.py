@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from rlstable.io.console import setting
 from rlstable.policy.statistics import estimate, interquartile_mean
-from rlstable.report.changes import changed_settings
-from rlstable.report.ending import coloured_ending
 from rlstable.report.episodes import episodes
-from rlstable.report.markup import document, duration, number, swatch, table, text
+from rlstable.report.markup import code, coloured_ending, document, duration, number, swatch, table, text
 from rlstable.report.panels import CONTROLS, PANELS, curves, figure
 from rlstable.report.run_record import RunRecord, differences
-from rlstable.report.timeline import event_text, lanes, timeline
+from rlstable.report.timeline import event_text, timeline
 from rlstable.supervise.run_warnings import LOSS_NOT_FINITE
 from rlstable.supervise.stop_reasons import command
 
@@ -29,98 +28,85 @@ _SEED_KEYS = {"seed", "logging.wandb.name", "resume"}  # settings that differ be
 def page(records: Sequence[RunRecord], refresh: bool = False) -> str:
     """Returns the page of one or more runs as HTML.
 
-    Args:
-        records: The runs.
-        refresh: Whether the browser loads the page again now and then, because a run is still writing it.
+    `refresh` makes the browser load the page again now and then, because a run is still writing it.
     """
     of_seeds = len(records) > 1 and not differences(records).keys() - _SEED_KEYS
     title = records[0].name if len(records) == 1 else f"{len(records)} {'seeds' if of_seeds else 'runs'}"
-    parts = [f"<h1>{text(title)}</h1>", f'<p class="sub">{_subtitle(records)}</p>']
-    parts += [CONTROLS, figure(PANELS[0], records, of_seeds)]
-    parts.append(_facts(records[0]) if len(records) == 1 else _summary(records))
-    parts += [_advice(record) for record in records]
-    parts.append(_signs(records))
-    parts.append(changed_settings(records))
-    if len(records) > 1:
-        parts.append(_over_seeds(records) if of_seeds else _differences(records))
-    parts.append(episodes(records))
-    parts.append(curves(records, of_seeds))
-    parts.append(_timelines(records))
-    parts.append(_incidents(records))
-    parts.append(_next_commands(records))
-    parts += [_about(record, len(records) > 1) for record in records]
+    parts = [
+        f"<h1>{text(title)}</h1>",
+        f'<p class="sub">{_subtitle(records)}</p>',
+        CONTROLS,
+        figure(PANELS[0], records, of_seeds),
+        _summary(records) if len(records) > 1 else _facts_of_one(records[0]),
+        *map(_advice, records),
+        _signs(records),
+        _changed_settings(records),
+        _over_seeds(records) if of_seeds else _differences(records),
+        episodes(records),
+        curves(records, of_seeds),
+        _timelines(records),
+        _incidents(records),
+        _next_commands(records),
+        *(_about(record, len(records) > 1) for record in records),
+    ]
     return document(title, parts, refresh)
 
 
 def _subtitle(records: Sequence[RunRecord]) -> str:
     envs = ", ".join(dict.fromkeys(text(record.settings.get("env.name", "?")) for record in records))
-    times = np.concatenate([record.moments for record in records])
-    span = ""
-    if times.size:
-        first, last = (datetime.fromtimestamp(moment) for moment in (times.min(), times.max()))
-        span = f", {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M}"
-    return f"{envs}{span}"
+    times = [row["time"] for record in records for row in (*record.rows, *record.events) if "time" in row]
+    if not times:
+        return envs
+    first, last = (datetime.fromtimestamp(moment) for moment in (min(times), max(times)))
+    return f"{envs}, {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M}"
 
 
-def _facts(record: RunRecord) -> str:
+def _facts(record: RunRecord) -> dict[str, str]:
+    """Returns the facts about a run as HTML, by name."""
     trips, rollbacks = record.trip_count, record.last("supervise/rollbacks") or 0.0
-    value = (record.result or {}).get("unsaved_steps")
-    unsaved = value if isinstance(value, int | float) else 0
-    facts = [
-        ("stop reason", coloured_ending(record.result)),
-        ("steps", f"{record.steps:,.0f}"),
-        *([("steps not saved", f'<span class="bad">{unsaved:,.0f}</span>')] if unsaved else []),
-        ("return" if record.result is not None else "last return", number(record.outcome.value)),
-        ("best evaluation", number(record.outcome.best)),
-        ("training time", duration(record.last("training/walltime"))),
-        ("steps per second", number(_median(record, "training/sps"), ",.0f")),
-        ("guard trips", _guards_off(record) or f'<span class="{"bad" if trips else "good"}">{trips:,.0f}</span>'),
-        ("rollbacks", f'<span class="{"bad" if rollbacks else "good"}">{rollbacks:,.0f}</span>'),
-    ]
-    names = ", ".join(text(name) for name, _ in record.warnings)
-    facts += [("warnings", f'<span class="bad">{names}</span>')] if names else []
-    listed = "".join(f"<div><dt>{n}</dt><dd>{v}</dd></div>" for n, v in facts)
-    return f'<dl class="facts">{listed}</dl>{_handed_over(record)}'
-
-
-def _handed_over(record: RunRecord) -> str:
-    """Returns the return and the policy that a run hands over, in the words of the console."""
-    if record.result is None:
-        return ""
-    policy = record.outcome.policy_text
-    sentence = "" if policy is None else f" Policy: {policy}."
-    return f"<p>Return: {text(record.outcome.return_text + '.' + sentence)}</p>"
-
-
-def _guards_off(record: RunRecord) -> str:
-    """Returns a remark if the run had no guard, whose number of trips means nothing then."""
+    speeds = record.series("training/sps")[1]
     switches = [value for key, value in record.settings.items() if re.fullmatch(r"guards\.\w+\.enabled", key)]
-    return '<span class="warn">guards off</span>' if switches and not any(switches) else ""
+    guards_off = switches and not any(switches)
+    return {
+        "stop reason": coloured_ending(record.result),
+        "steps": f"{record.steps:,.0f}",
+        "return": number(record.outcome.value),
+        "best evaluation": number(record.outcome.best),
+        "training time": duration(record.last("training/walltime")),
+        "steps per second": number(float(np.median(speeds)) if speeds.size else None, ",.0f"),
+        "guard trips": '<span class="warn">guards off</span>' if guards_off else _good_if_none(trips),
+        "rollbacks": _good_if_none(rollbacks),
+    }
 
 
-def _median(record: RunRecord, key: str) -> float | None:
-    values = record.series(key)[1]
-    return float(np.median(values)) if values.size else None
+def _good_if_none(count: float) -> str:
+    return f'<span class="{"bad" if count else "good"}">{count:,.0f}</span>'
+
+
+def _facts_of_one(record: RunRecord) -> str:
+    facts, result = _facts(record), record.result or {}
+    unsaved, names = result.get("unsaved_steps"), ", ".join(text(name) for name, _ in record.warnings)
+    if isinstance(unsaved, int | float) and unsaved:
+        facts["steps not saved"] = _good_if_none(unsaved)
+    if names:
+        facts["warnings"] = f'<span class="bad">{names}</span>'
+    listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items())
+    policy = record.outcome.policy_text
+    # In the words of the console.
+    sentence = f"Return: {record.outcome.return_text}." + ("" if policy is None else f" Policy: {policy}.")
+    return f'<dl class="facts">{listed}</dl>' + (f"<p>{text(sentence)}</p>" if record.result is not None else "")
 
 
 def _summary(records: Sequence[RunRecord]) -> str:
-    head = ["run", "stop reason", "steps", "return", "best evaluation", "time", "steps/s", "trips", "rollbacks"]
-    rows = []
-    for index, record in enumerate(records):
-        rows.append(
-            [
-                f"{swatch(index)}{text(record.name)}",
-                coloured_ending(record.result),
-                f"{record.steps:,.0f}",
-                number(record.outcome.value),
-                number(record.outcome.best),
-                duration(record.last("training/walltime")),
-                number(_median(record, "training/sps"), ",.0f"),
-                f"{record.trip_count:,.0f}",
-                f"{record.last('supervise/rollbacks') or 0.0:,.0f}",
-            ]
-        )
-    return table(head, rows, range(2, 9))
+    facts = [_facts(record) for record in records]
+    rows = [
+        [_name(index, record), *own.values()] for index, (record, own) in enumerate(zip(records, facts, strict=True))
+    ]
+    return table(["run", *facts[0]], rows, range(2, 9))
+
+
+def _name(index: int, record: RunRecord) -> str:
+    return f"{swatch(index)}{text(record.name)}"
 
 
 def _advice(record: RunRecord) -> str:
@@ -130,8 +116,7 @@ def _advice(record: RunRecord) -> str:
     notes += [
         f'<span class="bad">{text(name)}</span> ({text(record.name)}): {text(body)}' for name, body in record.warnings
     ]
-    errors = [str(event.get("message")) for event in record.of_kind("error")]
-    notes += [f'<span class="bad">error</span>: <code>{text(message)}</code>' for message in errors]
+    notes += [f'<span class="bad">error</span>: {code(event.get("message"))}' for event in record.of_kind("error")]
     if record.torn:
         notes.append(f"{record.torn} unreadable lines in {text(record.name)} were left out.")
     return "".join(f'<p class="card" style="margin-top:12px">{note}</p>' for note in notes)
@@ -141,26 +126,31 @@ def _signs(records: Sequence[RunRecord]) -> str:
     """Returns the signs of trouble, each once per run with its latest text."""
     items = []
     for index, record in enumerate(records):
-        found: dict[str, list[dict[str, Any]]] = {}
-        recovered: dict[str, Any] = {}  # step by sign that is over
-        for event in record.of_kind("sign", "sign_recovered"):
-            name = str(event.get("sign"))
-            if event["kind"] == "sign":
-                found.setdefault(name, []).append(event)
-                recovered.pop(name, None)
-            else:
-                recovered[name] = event.get("step", 0)
-        prefix = f"{swatch(index)}{text(record.name)}: " if len(records) > 1 else ""
-        for sign, events in found.items():
-            steps = ", ".join(f"{event.get('step', 0):,}" for event in events[:_STEPS_OF_SIGN])
-            more = f" and {len(events) - _STEPS_OF_SIGN:,} more" if len(events) > _STEPS_OF_SIGN else ""
-            if sign in recovered:
-                more += f", recovered at step {recovered[sign]:,}"
+        told = record.of_kind("sign", "sign_recovered")
+        for sign in dict.fromkeys(str(event.get("sign")) for event in told):
+            events = [event for event in told if str(event.get("sign")) == sign]
+            steps = [f"{event.get('step', 0):,}" for event in events if event["kind"] == "sign"]
+            more = f" and {len(steps) - _STEPS_OF_SIGN:,} more" if len(steps) > _STEPS_OF_SIGN else ""
+            if events[-1]["kind"] == "sign_recovered":
+                more += f", recovered at step {events[-1].get('step', 0):,}"
             elif record.signs.get(sign, {}).get("lasts"):
                 more += ", to the end"
-            latest = record.signs.get(sign, events[-1]).get("text")
-            items.append(f"<li>{prefix}<strong>{text(sign)}</strong>, step {steps}{more}: {text(latest)}</li>")
+            said = record.signs.get(sign, {}).get("text") or events[0].get("text")
+            prefix = f"{_name(index, record)}: " if len(records) > 1 else ""
+            where = ", ".join(steps[:_STEPS_OF_SIGN])
+            items.append(f"<li>{prefix}<strong>{text(sign)}</strong>, step {where}{more}: {text(said)}</li>")
     return f"<h2>Signs of trouble</h2><ul>{''.join(items)}</ul>" if items else ""
+
+
+def _changed_settings(records: Sequence[RunRecord]) -> str:
+    """Returns the settings that a resume changed."""
+    columns = ("key", "old", "new", "how")
+    rows = [
+        [_name(index, record), f"{event.get('step', 0):,}", *(code(setting(event.get(column))) for column in columns)]
+        for index, record in enumerate(records)
+        for event in record.of_kind("configuration_changed")
+    ]
+    return "<h2>Changed settings</h2>" + table(["run", "step", *columns], rows, [1]) if rows else ""
 
 
 def _over_seeds(records: Sequence[RunRecord]) -> str:
@@ -174,20 +164,18 @@ def _over_seeds(records: Sequence[RunRecord]) -> str:
 
 
 def _differences(records: Sequence[RunRecord]) -> str:
-    found = differences(records)
-    if not found:
-        return "<h2>Differences in the configuration</h2><p>The configurations are equal.</p>"
-    head = ["key", *(f"{swatch(index)}{text(record.name)}" for index, record in enumerate(records))]
-    rows = [[f"<code>{text(key)}</code>", *(text(value) for value in values)] for key, values in found.items()]
+    if len(records) == 1:
+        return ""
+    head = ["key", *(_name(index, record) for index, record in enumerate(records))]
+    rows = [[code(key), *map(text, values)] for key, values in differences(records).items()]
     return "<h2>Differences in the configuration</h2>" + table(head, rows)
 
 
 def _next_commands(records: Sequence[RunRecord]) -> str:
     """Returns the commands that use the policy of a single run that has ended; none for a ruined policy."""
-    if len(records) > 1 or records[0].result is None or not (records[0].folder / "checkpoints").is_dir():
-        return ""
-    (record,) = records
-    if LOSS_NOT_FINITE in dict(record.warnings):
+    record = records[0]
+    ruined = LOSS_NOT_FINITE in dict(record.warnings)
+    if len(records) > 1 or ruined or record.result is None or not (record.folder / "checkpoints").is_dir():
         return ""
     commands = [command(name, record.folder, "run=") for name in ("evaluate", "render", "export")]
     commands.append(command("train", record.folder, "resume=") + " total_steps=<more>")
@@ -196,65 +184,42 @@ def _next_commands(records: Sequence[RunRecord]) -> str:
 
 def _timelines(records: Sequence[RunRecord]) -> str:
     end = max(record.steps for record in records)
-    found = []
-    for index, record in enumerate(records):
-        if lanes(record).keys() <= {"starts and ends"}:
-            continue
-        drawn = timeline(record, end)
-        if drawn:
-            name = f"<figcaption>{swatch(index)}{text(record.name)}</figcaption>" if len(records) > 1 else ""
-            found.append(f'<figure class="card scroll" style="margin-bottom:12px">{name}{drawn}</figure>')
-    if not found:
-        return ""
-    return "<h2>What happened</h2>" + "".join(found)
+    drawn = {_name(index, record): timeline(record, end) for index, record in enumerate(records)}
+    found = [
+        f'<figure class="card scroll" style="margin-bottom:12px"><figcaption>{name}</figcaption>{svg}</figure>'
+        for name, svg in drawn.items()
+        if svg
+    ]
+    return "<h2>What happened</h2>" + "".join(found) if found else ""
 
 
 def _incidents(records: Sequence[RunRecord]) -> str:
     rows = []
     for record in records:
         for event in record.of_kind("incident"):
-            path = _incident(record, Path(str(event.get("path", ""))))
-            causes = event.get("causes")
-            rows.append(
-                [
-                    f"{event.get('step', 0):,}",
-                    text(", ".join(map(str, causes)) if isinstance(causes, list) else causes),
-                    text(event.get("first", "–")),
-                    f"<code>{text(command('replay', path))}</code>",
-                ]
-            )
-    if not rows:
-        return ""
-    return "<h2>Incidents</h2>" + table(["step", "tripped", "first bad number", "replay"], rows, [0])
-
-
-def _incident(record: RunRecord, recorded: Path) -> Path:
-    """Returns the present folder of an incident, because the run folder may have been moved."""
-    present = record.folder / "incidents" / recorded.name
-    return present if present.is_dir() else recorded
+            recorded, causes = Path(str(event.get("path", ""))), event.get("causes")
+            present = record.folder / "incidents" / recorded.name  # the run folder may have been moved
+            path = present if present.is_dir() else recorded
+            tripped = ", ".join(map(str, causes)) if isinstance(causes, list) else causes
+            first = event.get("first", "–")
+            rows.append([f"{event.get('step', 0):,}", text(tripped), text(first), code(command("replay", path))])
+    return "<h2>Incidents</h2>" + table(["step", "tripped", "first bad number", "replay"], rows, [0]) if rows else ""
 
 
 def _about(record: RunRecord, named: bool) -> str:
     heading = f"Settings and machine of {text(record.name)}" if named else "Settings and machine"
-    parts = [f"<h2>{heading}</h2>", f"<p>Folder <code>{text(record.folder)}</code></p>"]
+    parts = [f"<h2>{heading}</h2>", f"<p>Folder {code(record.folder)}</p>"]
     for title, entries in (("device and versions", record.machine), ("configuration", record.settings)):
         if entries:
-            rows = [[f"<code>{text(key)}</code>", text(value)] for key, value in entries.items()]
+            rows = [[code(key), text(value)] for key, value in entries.items()]
             parts.append(f"<details><summary>{title}</summary>{table(['key', 'value'], rows)}</details>")
     events = record.events[-_LAST_EVENTS:]
     if events:
-        rows = [
-            [f"{event.get('step', 0):,}", _moment(event.get("time")), f"<code>{text(event_text(event))}</code>"]
-            for event in events
-        ]
-        cut = (
-            f"the last {_LAST_EVENTS:,} of {len(record.events):,} events"
-            if len(events) < len(record.events)
-            else "events"
-        )
-        parts.append(f"<details><summary>{cut}</summary>{table(['step', 'time', 'event'], rows, [0])}</details>")
+        rows = [[f"{event.get('step', 0):,}", _moment(event), code(event_text(event))] for event in events]
+        title = f"the last {len(events):,} of {len(record.events):,} events"
+        parts.append(f"<details><summary>{title}</summary>{table(['step', 'time', 'event'], rows, [0])}</details>")
     return "".join(parts)
 
 
-def _moment(time: Any) -> str:
-    return f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}" if isinstance(time, int | float) else "–"
+def _moment(event: dict[str, Any]) -> str:
+    return f"{datetime.fromtimestamp(event['time']):%Y-%m-%d %H:%M:%S}" if "time" in event else "–"

@@ -16,7 +16,7 @@ from rlstable.config.schema import expand_home
 from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.io.run_folder import read_result, read_settings, seed_folders
 
-Settings = dict[str, Any]
+RETURN = "eval/episode_reward"
 _COMMON_FIELDS = ("step", "time", "kind")
 _MOST = 1e300  # greatest drawn number; differences of greater numbers overflow
 _LAST = {"step": 2.0**63, "time": 1e11}  # greatest step and time
@@ -24,29 +24,18 @@ _LAST = {"step": 2.0**63, "time": 1e11}  # greatest step and time
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """The content of a run folder.
-
-    Attributes:
-        folder: The run folder.
-        settings: Configuration, by dotted key.
-        rows: Lines of `metrics.jsonl`.
-        events: Lines of `events.jsonl`.
-        result: Content of `result.json`; None if the run has not ended or was killed.
-        machine: Content of `machine.json`, device and versions; empty without the file.
-        torn: Number of unreadable lines.
-    """
+    """The content of a run folder."""
 
     folder: Path
-    settings: Settings
-    rows: list[dict[str, Any]]
-    events: list[dict[str, Any]]
-    result: dict[str, Any] | None
-    machine: dict[str, Any]
-    torn: int
+    settings: dict[str, Any]  # configuration, by dotted key
+    rows: list[dict[str, Any]]  # lines of metrics.jsonl
+    events: list[dict[str, Any]]  # lines of events.jsonl
+    result: dict[str, Any] | None  # content of result.json; None if the run has not ended or was killed
+    machine: dict[str, Any]  # content of machine.json; empty without the file
+    torn: int  # number of unreadable lines
 
     @property
     def name(self) -> str:
-        """Name of the run on a page."""
         return "/".join(self.folder.absolute().parts[-2:])
 
     @property
@@ -54,34 +43,6 @@ class RunRecord:
         """Greatest step of a row or an event."""
         steps = [row["step"] for row in (*self.rows, *self.events) if isinstance(row.get("step"), int)]
         return float(max(steps, default=0))
-
-    @functools.cached_property
-    def moments(self) -> np.ndarray:
-        """Times of all rows and events in order, seconds since 1970, `[N]`."""
-        return np.sort([row["time"] for row in (*self.rows, *self.events) if "time" in row]).astype(np.float64)
-
-    @functools.cached_property
-    def _breaks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Times at which the run was resumed, and the seconds that it had rested until then, `[N]` each."""
-        resumed = np.array(sorted(event["time"] for event in self.of_kind("resumed") if "time" in event), np.float64)
-        # Not the other events: a process logs some of its start before it logs that it has resumed the run.
-        last = np.sort([row["time"] for row in (*self.rows, *self.of_kind("stopped", "error")) if "time" in row])
-        if not last.size:
-            return np.array([]), np.array([])
-        before = np.minimum(last[np.maximum(np.searchsorted(last, resumed) - 1, 0)], resumed)
-        return resumed, np.cumsum(resumed - before)
-
-    def seconds_at(self, times: np.ndarray) -> np.ndarray:
-        """Returns the seconds that the run had run at some times, without those between a stop and a resume, `[N]`.
-
-        Args:
-            times: Seconds since 1970, `[N]`.
-        """
-        if not self.moments.size:
-            return np.zeros(len(times))
-        resumed, rested = self._breaks
-        rest = np.concatenate([[0.0], rested])[np.searchsorted(resumed, times, side="right")]
-        return np.maximum(times - self.moments[0] - rest, 0.0)
 
     def rows_with(self, key: str) -> list[dict[str, Any]]:
         """Returns the rows in which a metric is finite."""
@@ -100,30 +61,26 @@ class RunRecord:
     @functools.cached_property
     def outcome(self) -> Outcome:
         """Outcome of the run; while it trains, the last and the best evaluation so far."""
-        returns = self.series("eval/episode_reward")[1]
+        returns = self.series(RETURN)[1]
         if self.result is not None or not returns.size:
             return outcome_of(self.result)
         return outcome_of(None)._replace(value=float(returns[-1]), best=float(returns.max()))
 
-    @property
-    def guards(self) -> list[str]:
-        """Names of the guards that tripped."""
-        return sorted({str(event.get("guard")) for event in self.of_kind("guard_tripped")})
-
-    def trips(self, guard: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the steps at which a guard tripped and the numbers of trips, `[N]` each.
+    def trips(self) -> dict[str, list[tuple[float, float]]]:
+        """Returns the steps and the numbers of trips by guard.
 
         The events count them, one event per iteration, because a rollback also resets the counters of the metrics.
         """
-        events = [event for event in self.of_kind("guard_tripped") if event.get("guard") == guard]
-        causes = [{key: event[key] for key in event if key not in _COMMON_FIELDS} for event in events]
-        counts = [sum(count for count in by_cause.values() if _is_number(count)) for by_cause in causes]
-        return np.array([event.get("step", 0) for event in events], np.float64), np.array(counts, np.float64)
+        found: dict[str, list[tuple[float, float]]] = {}
+        for event in self.of_kind("guard_tripped"):
+            counts = [x for key, x in event.items() if key not in _COMMON_FIELDS and _is_number(x)]
+            found.setdefault(str(event.get("guard")), []).append((float(event.get("step", 0)), float(sum(counts))))
+        return dict(sorted(found.items()))
 
     @property
     def trip_count(self) -> float:
         """Number of trips of all guards."""
-        return sum(float(self.trips(guard)[1].sum()) for guard in self.guards)
+        return sum(count for own in self.trips().values() for _, count in own)
 
     @property
     def warnings(self) -> list[tuple[str, str]]:
@@ -145,7 +102,7 @@ class RunRecord:
 
 
 def read_record(folder: str | Path) -> RunRecord:
-    """Reads a run folder, also of a run that is running, was killed, or has another version of rlstable.
+    """Reads a run folder, also of a run that is running or was killed.
 
     Raises:
         ConfigError: The folder is not a run folder.
@@ -153,9 +110,12 @@ def read_record(folder: str | Path) -> RunRecord:
     folder = expand_home(folder)
     settings = flat(read_settings(folder))
     (rows, torn_rows), (events, torn_events) = (_lines(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
-    return RunRecord(
-        folder, settings, rows, events, read_result(folder), _machine(folder / "machine.json"), torn_rows + torn_events
-    )
+    try:
+        machine = json.loads((folder / "machine.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        machine = {}
+    machine = machine if isinstance(machine, dict) else {}
+    return RunRecord(folder, settings, rows, events, read_result(folder), machine, torn_rows + torn_events)
 
 
 def read_records(folder: str | Path) -> list[RunRecord]:
@@ -171,9 +131,9 @@ def last_row(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in (rows[-1] if rows else {}).items() if key not in ("step", "time")}
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> Settings:
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns the values by dotted key."""
-    found: Settings = {}
+    found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             found |= flat(value, f"{prefix}{key}.")
@@ -185,8 +145,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Settings:
 def differences(records: Iterable[RunRecord]) -> dict[str, list[Any]]:
     """Returns the settings that differ between runs: values by key, one per run; None if a run lacks the key."""
     settings = [record.settings for record in records]
-    keys = dict.fromkeys(key for run in settings for key in run)
-    values = {key: [run.get(key) for run in settings] for key in keys}
+    values = {key: [run.get(key) for run in settings] for run in settings for key in run}
     return {key: by_run for key, by_run in values.items() if any(value != by_run[0] for value in by_run)}
 
 
@@ -205,21 +164,13 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     for line in text.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and all(_is_number(row.get(key, 0), last) for key, last in _LAST.items()):
             rows.append(row)
         else:
             torn += 1
     return rows, torn
-
-
-def _machine(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_number(value: Any, most: float = _MOST) -> bool:

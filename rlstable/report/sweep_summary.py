@@ -28,7 +28,6 @@ class SweepSummary(Callback):
     exit_codes: ClassVar[list[int]] = []
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Prints the table, the best setting, and the commands that train it and compare all settings."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -41,12 +40,9 @@ class SweepSummary(Callback):
             "job", "overrides", "stop reason", "steps", "return", "best evaluation", title=Text(f"sweep {sweep_dir}")
         )
         for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=job_number):
-            saved = read_result(folder)
-            result = saved or {}
             # A damaged result counts as an error.
-            type(self).exit_codes.append(
-                StopReason.error.exit_code if saved is None else int(result.get("exit_code", 0))
-            )
+            result = read_result(folder) or {"exit_code": StopReason.error.exit_code}
+            type(self).exit_codes.append(int(result.get("exit_code", 0)))
             outcome = outcome_of(result)
             cells = (result.get("stop_reason"), result.get("step"), outcome.value, outcome.best)
             overrides = " ".join(result.get("overrides", []))
@@ -54,24 +50,24 @@ class SweepSummary(Callback):
             table.add_row(*map(Text, (folder.name, overrides, *map(_cell, cells))))
         console = Console(width=None if sys.stdout.isatty() else 140)
         console.print(table)
-        compare = f"compare them  {command('report', sweep_dir, 'sweep=')}"
-        for line in (*_best(sweep_dir), compare):
+        for line in (*_best(sweep_dir), f"compare them  {command('report', sweep_dir, 'sweep=')}"):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _best(sweep_dir: Path) -> list[str]:
-    """The lines about the best setting; none if there is only one setting or no return."""
-    from rlstable.report.sweep import how_sure, interval, read_sweep, settings_of, split_keys
+    """The lines about the best setting; none if there is only one setting."""
+    from rlstable.report.sweep import how_sure, interval, no_best, read_sweep, settings_of, varied_keys
 
     try:
-        settings = settings_of(read_sweep(sweep_dir))
+        settings = settings_of(jobs := read_sweep(sweep_dir))
     except ConfigError:  # no job has left a file
         return []
-    varied, _ = split_keys(settings)
-    best = settings[0] if len(settings) > 1 else None
-    if best is None or best.iqm is None:
+    if len(settings) < 2:
         return []
-    found = f"{best.iqm.value:,.1f} {interval(best.iqm)}".strip()
+    best, varied, why_not = settings[0], varied_keys(settings), no_best(jobs, settings)
+    if why_not or best.iqm is None:
+        return [why_not]
+    found = f"{best.iqm.value:,.1f} {interval(best.iqm)}".removesuffix(" –")
     return [
         f"best setting  {best.label(varied)}: return {found}. {how_sure(settings, varied)}",
         f"train it      {best.command}",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlstable.report.chart import Axis, Line, Scale, chart, readable, thinned, ticks
+from rlstable.report.chart import Line, Scale, chart, mean_of, readable, thinned, ticks
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 8))
@@ -51,15 +51,16 @@ def test_thinned_line_keeps_a_spike() -> None:
     values[1234] = 50.0
     line = thinned(Line("x", np.arange(10_000.0), values))
     assert len(line.x) == 240
-    assert line.high is not None and line.low is not None
-    assert line.high.max() == 50.0
-    assert np.all(line.low <= line.y) and np.all(line.y <= line.high)
+    assert line.band is not None
+    low, high = line.band
+    assert high.max() == 50.0
+    assert np.all(low <= line.y) and np.all(line.y <= high)
 
 
 def test_chart_of_a_wide_range_is_logarithmic_if_allowed() -> None:
     line = Line("x", np.arange(5.0), 10.0 ** np.arange(5.0))
-    assert np.allclose(np.diff(heights(chart("t", [line], Axis("environment steps", 4.0), True)), 2), 0, atol=0.2)
-    assert not np.allclose(np.diff(heights(chart("t", [line], Axis("environment steps", 4.0))), 2), 0, atol=0.2)
+    assert np.allclose(np.diff(heights(chart("t", [line], 4.0, True)), 2), 0, atol=0.2)
+    assert not np.allclose(np.diff(heights(chart("t", [line], 4.0)), 2), 0, atol=0.2)
 
 
 def heights(svg: str) -> list[float]:
@@ -72,8 +73,8 @@ def heights(svg: str) -> list[float]:
 @pytest.mark.parametrize("values", [[3.0], [0.0, 0.0, 0.0], [-1e300, 1e300]])
 def test_charts_of_extreme_values_are_valid_svg(values: list[float]) -> None:
     y = np.array(values)
-    band = Line("a<b", np.arange(float(len(y))), y, low=y, high=y)
-    text = chart('say "hello" <&>', [band], Axis("hours", float(len(y))), True)
+    band = Line("a<b", np.arange(float(len(y))), y, band=(y, y))
+    text = chart('say "hello" <&>', [band], float(len(y)), True)
     assert ElementTree.fromstring(text).tag == "svg"
     assert "nan" not in text and "inf" not in text
 
@@ -81,3 +82,33 @@ def test_charts_of_extreme_values_are_valid_svg(values: list[float]) -> None:
 def test_chart_scale_is_linear_or_logarithmic() -> None:
     assert Scale(0, 10, 100, 200)(2.5) == 125
     assert math.isclose(float(Scale(1, 100, 0, 2, True)(10)), 1.0)
+
+
+def seed(curve: dict[float, float]) -> Line:
+    return Line("", np.array(list(curve)), np.array(list(curve.values())))
+
+
+def test_mean_of_seeds_has_a_band_from_the_least_to_the_greatest() -> None:
+    line = mean_of([seed({0: 1.0, 10: 5.0}), seed({0: 3.0, 10: 6.0})], "a", 2)
+    assert (line.name, line.colour, line.x.tolist(), line.y.tolist()) == ("a", 2, [0, 10], [2.0, 5.5])
+    assert line.band is not None
+    assert [edge.tolist() for edge in line.band] == [[1.0, 5.0], [3.0, 6.0]]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "steps", "mean"),
+    [
+        ([{0: 0.0, 10: 10.0}, {5: 1.0, 15: 3.0}], [0, 5, 10, 15], [0.5, 3.0, 6.0, 6.5]),
+        ([{5: 100.0}, {5: 10.0, 9: 20.0}], [5, 9], [55.0, 60.0]),
+    ],
+    ids=["other steps are interpolated", "a seed that ended early keeps its last value"],
+)
+def test_mean_of_seeds_covers_all_steps(seeds: list[dict[float, float]], steps: list[float], mean: list[float]) -> None:
+    line = mean_of([seed(one) for one in seeds], "a", 0)
+    assert (line.x.tolist(), line.y.tolist()) == (steps, mean)
+
+
+def test_mean_of_seeds_takes_the_last_value_of_a_step_that_a_rollback_repeats() -> None:
+    repeated = Line("", np.array([1.0, 3.0, 2.0, 3.0]), np.array([1.0, 9.0, 2.0, 3.0]))
+    line = mean_of([repeated], "a", 0)
+    assert (line.x.tolist(), line.y.tolist()) == ([1, 2, 3], [1, 2, 3])

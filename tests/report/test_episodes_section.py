@@ -72,6 +72,7 @@ def test_browser_shows_the_newest_episode_inside_the_report(record: RunRecord) -
     report.write_text(page([record]))
     with opened(report, DESKTOP) as found:
         assert found.requests == []  # not before the user looks
+        assert found.page.locator("iframe").get_attribute("sandbox") == "allow-scripts"
         found.page.get_by_text("watch step 64").click()
         frame = found.page.frame_locator("iframe")
         frame.locator("#numbers", has_text="return").wait_for()

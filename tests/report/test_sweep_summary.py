@@ -63,3 +63,12 @@ def test_sweep_summary_of_an_empty_folder_has_an_empty_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "compare them" in summary_of(tmp_path / "nothing", capsys)
+
+
+def test_sweep_summary_names_no_best_setting_if_a_run_was_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_result(tmp_path / "0", ["a=1"], 5.0)
+    add_result(tmp_path / "1", ["a=2"], 7.0, "interrupted")
+    said = summary_of(tmp_path, capsys)
+    assert "No setting is the best: 1 of 2 runs have not run to their end." in said and "train it" not in said
