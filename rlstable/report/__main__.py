@@ -5,9 +5,7 @@ The exit code is 0 if the page was written, 2 for an error of the user.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +21,6 @@ examples:
   python -m rlstable.report                               the newest run in runs
   python -m rlstable.report run=runs/ant/2026-01-31_22-00-00
   python -m rlstable.report run=runs/ant/2026-01-31_22-00-00 run=runs/ant/2026-02-01_09-00-00 out=two.html
-  python -m rlstable.report run=latest --watch            also write it again until the run has ended
   python -m rlstable.report sweep=runs/sweeps/2026-01-31_22-00-00
 """
 _PAGES = (".html", ".htm")  # only files with these endings are overwritten
@@ -81,13 +78,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = command.key_parser(
         "report", "Writes a page about one run, or about several together.", ReportOptions, _EPILOG
     )
-    parser.add_argument(
-        "--watch", action="store_true", help="write the page again every 30 s until the runs have ended; Ctrl-C stops"
-    )
     args = parser.parse_intermixed_args(argv)
     with command.working():
-        options = command.options(ReportOptions, args.words)
-        path = watch(options) if args.watch else write(options)
+        path = write(command.options(ReportOptions, args.words))
     if args.json:
         command.print_json({"file": str(path)})
     else:
@@ -100,25 +93,8 @@ def sweep_report(argv: Sequence[str] | None = None) -> None:
     main(words if any(word.startswith("sweep=") for word in words) else ["sweep=latest", *words])
 
 
-def watch(options: ReportOptions) -> Path:
-    """Writes the page again and again until all runs have ended, or until Ctrl-C, and returns its path."""
-    from rlstable.config import ConfigError
-    from rlstable.report.markup import REFRESH_SECONDS
-    from rlstable.report.run_record import read_records
-
-    if options.sweep is not None:
-        raise ConfigError("--watch: works with run=<folder>; leave it out for the page of a sweep")
-    path = write(options, refresh=True)
-    command.note(f"{path} is written every {REFRESH_SECONDS} s until the run has ended; Ctrl-C stops")
-    with contextlib.suppress(KeyboardInterrupt):
-        while any(record.result is None for folder in options.run for record in read_records(folder)):
-            time.sleep(REFRESH_SECONDS)
-            write(options, refresh=True)
-    return write(options)
-
-
-def write(options: ReportOptions, refresh: bool = False) -> Path:
-    """Writes the page and returns its path; with `refresh` a browser loads the page of the runs again now and then.
+def write(options: ReportOptions) -> Path:
+    """Writes the page and returns its path.
 
     Raises:
         ConfigError: A folder holds no run.
@@ -132,7 +108,7 @@ def write(options: ReportOptions, refresh: bool = False) -> Path:
 
     path = options.out or (options.sweep or options.run[0]) / "report.html"
     if options.sweep is None:
-        text = page([record for folder in options.run for record in read_records(folder)], refresh)
+        text = page([record for folder in options.run for record in read_records(folder)])
     else:
         text = sweep_page(options.sweep, read_sweep(options.sweep), path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)

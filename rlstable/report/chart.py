@@ -160,10 +160,8 @@ def _grid(x: Scale, y: Scale, about: int) -> str:
         for value in heights
     ]
     found.append(step_labels(x, about, y.start + 16))
-    middle = (x.start + x.end) / 2
-    found.append(
-        f'<text class="axis" x="{middle:g}" y="{y.start + 32:g}" text-anchor="middle">environment steps</text>'
-    )
+    middle, below = (x.start + x.end) / 2, y.start + 32
+    found.append(f'<text class="axis" x="{middle:g}" y="{below:g}" text-anchor="middle">environment steps</text>')
     return "".join(found)
 
 

@@ -98,11 +98,8 @@ def _facts_of_one(record: RunRecord) -> str:
 
 
 def _summary(records: Sequence[RunRecord]) -> str:
-    facts = [_facts(record) for record in records]
-    rows = [
-        [_name(index, record), *own.values()] for index, (record, own) in enumerate(zip(records, facts, strict=True))
-    ]
-    return table(["run", *facts[0]], rows, range(2, 9))
+    rows = [{"run": _name(index, record), **_facts(record)} for index, record in enumerate(records)]
+    return table([*rows[0]], [[*row.values()] for row in rows], range(2, 9))
 
 
 def _name(index: int, record: RunRecord) -> str:

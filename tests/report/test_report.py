@@ -8,7 +8,6 @@ import json
 import math
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -199,28 +198,6 @@ def test_report_compares_several_runs(finished: Path, troubled: Path, capsys: py
     assert text.count("<tr>") > 10
 
 
-@pytest.mark.parametrize("ending", ["result", "Ctrl-C"])
-def test_watched_page_loads_itself_again_until_the_run_has_ended_or_the_user_stops(
-    ending: str, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result, report, pages = copied / "result.json", copied / "report.html", []
-    kept = result.read_text()
-    result.unlink()
-
-    def sleep(seconds: float) -> None:
-        pages.append((seconds, 'http-equiv="refresh"' in report.read_text()))
-        if len(pages) == 2 and ending == "Ctrl-C":
-            raise KeyboardInterrupt
-        if len(pages) == 2:
-            result.write_text(kept)
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    assert run(f"run={copied}", "--watch") == 0
-    assert pages == [(30, True)] * 2 and 'http-equiv="refresh"' not in report.read_text()
-    assert (">not ended<" in report.read_text()) == (ending == "Ctrl-C")
-    assert capsys.readouterr().out.strip() == str(report)
-
-
 def test_report_counts_trips_across_rollbacks(tmp_path: Path) -> None:
     rows = [{"step": n, "guards/finite_state/trips": count} for n, count in enumerate([0, 2, 0])]
     events = [
@@ -248,7 +225,6 @@ def test_report_counts_trips_across_rollbacks(tmp_path: Path) -> None:
         (["run={run}", "out=" + "x" * 300], "File name too long"),
         (["run={run}", "out=/proc/report.html"], "/proc/.report.html.part: No such file or directory"),
         (["run={run}", "colour=red"], "colour: unknown key"),
-        (["sweep={run}", "--watch"], "--watch: works with run=<folder>"),
     ],
 )
 def test_report_command_reports_a_mistake_in_one_line_with_exit_code_2(
