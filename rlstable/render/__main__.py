@@ -66,9 +66,9 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
         and `episodes`, a list of the same facts.
 
     Raises:
-        ConfigError: As for `record` and `write_film`, or the folder cannot be written.
+        ConfigError: As for `record` and `write_film`.
+        OSError: The folder cannot be written.
     """
-    from rlstable.config import ConfigError
     from rlstable.io.run_folder import write_atomically
     from rlstable.policy.saved_run import open_run
 
@@ -89,28 +89,24 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
         for one in recorded.recordings
     ]
     written: list[dict[str, Any]] = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if pages:
-            write_atomically(folder / "episodes.html", page(recorded))
-            written.append({"file": str(folder / "episodes.html"), "episodes": about})
-        if films:
-            from rlstable.render.film import write_film
+    folder.mkdir(parents=True, exist_ok=True)
+    if pages:
+        write_atomically(folder / "episodes.html", page(recorded))
+        written.append({"file": str(folder / "episodes.html"), "episodes": about})
+    if films:
+        from rlstable.render.film import write_film
 
-            chosen = list(zip(recorded.recordings, about, strict=True))[: 1 if options.films == "best" else None]
-            for recording, facts in chosen:
-                recording = recording.start(options.seconds, recorded.seconds)
-                command.note(f"drawing {recording.name}, {len(recording.rewards):,} steps")
-                path = folder / f"{recording.name}.mp4"
-                write_film(recorded, recording, path, options.width, options.height, command.note)
-                written.append({"file": str(path), **facts})
-    except OSError as error:
-        raise ConfigError(f"out: cannot write to {folder}: {error.strerror or error}; choose another folder") from error
+        chosen = list(zip(recorded.recordings, about, strict=True))[: 1 if options.films == "best" else None]
+        for recording, facts in chosen:
+            recording = recording.start(options.seconds, recorded.seconds)
+            command.note(f"drawing {recording.name}, {len(recording.rewards):,} steps")
+            path = folder / f"{recording.name}.mp4"
+            write_film(recorded, recording, path, options.width, options.height)
+            written.append({"file": str(path), **facts})
     return written
 
 
 def show(written: Sequence[dict[str, Any]]) -> None:
-    """Prints path and returns of every written file."""
     for entry in written:
         episodes = entry.get("episodes") or [entry]
         returns = ", ".join(

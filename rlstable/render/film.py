@@ -10,8 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import mujoco
@@ -22,26 +20,11 @@ from rlstable.config.extras import install
 from rlstable.io.run_folder import write_atomically
 from rlstable.render.recording import RecordedEpisodes, Recording
 
-_SILENT_SECONDS = 300.0  # after which a process that draws counts as hanging
+_LEAST_SECONDS, _SECONDS_PER_SECOND = 300.0, 300.0  # a process that draws longer counts as hanging
 _OPENGL_BACKENDS = ("egl", "osmesa")  # a driver without a display, then software
-_NO_OPENGL = (
-    "format: no OpenGL for films ({tried}); install libegl1 or libosmesa6 (apt-get install libosmesa6), or choose "
-    "format=html, which needs none"
-)
-_NOT_ENCODED = (
-    "format: ffmpeg could not encode the film ({why}); unset IMAGEIO_FFMPEG_EXE or set it to a working ffmpeg, or "
-    "choose format=html"
-)
 
 
-def write_film(
-    recorded: RecordedEpisodes,
-    recording: Recording,
-    path: Path,
-    width: int,
-    height: int,
-    show: Callable[[str], None] = lambda line: None,
-) -> None:
+def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, width: int, height: int) -> None:
     """Draws an episode and writes it as a film in real time: mp4, or a GIF with fewer frames if the file is a `.gif`.
 
     Args:
@@ -50,7 +33,6 @@ def write_film(
         path: File to write. After an error it is not written at all.
         width: Even width in pixels.
         height: Even height in pixels.
-        show: Called with a line of progress every few seconds.
 
     Raises:
         ConfigError: OpenGL or ffmpeg is missing or does not work.
@@ -69,16 +51,12 @@ def write_film(
             size=(width, height),
             film=f"film{path.suffix}",
         )
-        _draw(folder, show)
+        _draw(folder, _LEAST_SECONDS + _SECONDS_PER_SECOND * recorded.seconds * len(recording.rewards))
         write_atomically(path, (folder / f"film{path.suffix}").read_bytes())
 
 
 def require_ffmpeg() -> None:
-    """Checks that films can be encoded.
-
-    Raises:
-        ConfigError: ffmpeg or a Python package is not installed.
-    """
+    """Raises `ConfigError` if films cannot be encoded, because ffmpeg or a Python package is not installed."""
     require_packages("imageio_ffmpeg", "PIL")
     import imageio_ffmpeg
 
@@ -92,14 +70,7 @@ def require_ffmpeg() -> None:
 
 
 def require_packages(*packages: str) -> None:
-    """Checks that Python packages of the extra `render` are installed.
-
-    Args:
-        packages: Names of the packages.
-
-    Raises:
-        ConfigError: One of them is not installed.
-    """
+    """Raises `ConfigError` if one of the packages of the extra `render` is not installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
@@ -107,42 +78,27 @@ def require_packages(*packages: str) -> None:
             )
 
 
-def _kill_later(process: subprocess.Popen[str]) -> threading.Timer:
-    """Kills a process that prints no progress for too long, because a driver for OpenGL can hang."""
-    timer = threading.Timer(_SILENT_SECONDS, process.kill)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def _draw(folder: Path, show: Callable[[str], None]) -> None:
+def _draw(folder: Path, most_seconds: float) -> None:
     configured = os.environ.get("MUJOCO_GL")
-    errors = {}
+    errors = []
     for backend in (configured,) if configured else _OPENGL_BACKENDS:
         command = [sys.executable, "-m", "rlstable.render.draw", str(folder)]
         env = {**os.environ, "MUJOCO_GL": backend}
-        with (folder / "errors.txt").open("w+") as errors_of_process:
-            with subprocess.Popen(
-                command, env=env, stdout=subprocess.PIPE, stderr=errors_of_process, text=True
-            ) as process:
-                watchdog = _kill_later(process)
-                try:
-                    for line in process.stdout or ():
-                        watchdog.cancel()
-                        watchdog = _kill_later(process)
-                        show(line.strip())
-                except BaseException:
-                    process.kill()
-                    raise
-                finally:
-                    process.wait()
-                    watchdog.cancel()
-            errors_of_process.seek(0)
-            printed = errors_of_process.read()
-        if process.returncode == 0:
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=most_seconds)
+        except subprocess.TimeoutExpired:
+            errors.append(f"{backend}: no film after {most_seconds:.0f} s")
+            continue
+        if done.returncode == 0:
             return
-        error = (printed.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]
-        if process.returncode == os.EX_IOERR:
-            raise ConfigError(_NOT_ENCODED.format(why=error))
-        errors[backend] = error
-    raise ConfigError(_NO_OPENGL.format(tried="; ".join(f"{backend}: {error}" for backend, error in errors.items())))
+        error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]
+        if done.returncode == os.EX_IOERR:
+            raise ConfigError(
+                f"format: ffmpeg could not encode the film ({error}); unset IMAGEIO_FFMPEG_EXE or set it to a working "
+                "ffmpeg, or choose format=html"
+            )
+        errors.append(f"{backend}: {error}")
+    raise ConfigError(
+        f"format: no OpenGL for films ({'; '.join(errors)}); install libegl1 or libosmesa6 (apt-get install "
+        "libosmesa6), or choose format=html, which needs none"
+    )

@@ -23,21 +23,18 @@ _FREE_AZIMUTH, _TURN = 125.0, 20.0  # degrees
 
 @dataclasses.dataclass(frozen=True)
 class Framing:
-    """The camera of an episode.
+    """The camera of an episode."""
 
-    Attributes:
-        azimuth: Direction of the view around the vertical, degrees, as in MuJoCo.
-        elevation: Angle of the view with the horizontal, degrees, as in MuJoCo; a negative one looks down.
-        half: Half the size of the robot to the right, upwards and towards the camera, `[3]`, metres.
-        floor: The floor.
-        targets: Points that the camera looks at, one per state, `[T, 3]`, metres.
-    """
-
-    azimuth: float
-    elevation: float
-    half: np.ndarray
-    targets: np.ndarray
+    azimuth: float  # of the view around the vertical, degrees, as in MuJoCo
+    elevation: float  # angle of the view with the horizontal, degrees; a negative one looks down
+    half: np.ndarray  # half the size of the robot to the right, upwards and towards the camera, [3], metres
+    targets: np.ndarray  # points that the camera looks at, one per state, [T, 3], metres
     floor: Floor
+
+    @property
+    def axes(self) -> np.ndarray:
+        """Unit vectors to the right, upwards and towards the camera, `[3, 3]`, one per row."""
+        return _axes(self.azimuth, self.elevation)
 
     @property
     def size(self) -> float:
@@ -45,11 +42,7 @@ class Framing:
         return 2 * float(self.half.max())
 
     def distance(self, aspect: float) -> float:
-        """Distance between camera and target at which the robot fits the picture, metres.
-
-        Args:
-            aspect: Width of the picture divided by its height.
-        """
+        """Distance in metres at which the robot fits a picture whose width is `aspect` times its height."""
         right, up, back = self.half
         return float(max(right / aspect, up) * _MARGIN / math.tan(math.radians(VIEW_ANGLE / 2)) + back)
 
@@ -57,10 +50,7 @@ class Framing:
 def frame_episode(model: Any, poses: np.ndarray, seconds: float) -> Framing:
     """The camera of an episode. It follows a robot that travels, and stands still otherwise.
 
-    Args:
-        model: A `mujoco.MjModel`.
-        poses: Poses of every body, `[T, nbody, 7]`, from `scene.poses`.
-        seconds: Simulated time between two states.
+    `poses` are those of every body, `[T, nbody, 7]`, and `seconds` is the simulated time between two states.
     """
     followed = followed_body(model)
     azimuth, elevation = _direction(model, followed)

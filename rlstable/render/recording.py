@@ -28,19 +28,12 @@ from rlstable.supervise.memory_plan import is_out_of_memory
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """One episode.
+    """One episode."""
 
-    Attributes:
-        name: Name of the episode, for example `best`.
-        positions: Generalized positions of the first state and after every action, `[1 + T, nq]`.
-        rewards: Reward of every action, `[T]`.
-        aborted: Whether a guard ended the episode; the bad state is not recorded.
-    """
-
-    name: str
-    positions: np.ndarray
-    rewards: np.ndarray
-    aborted: bool
+    name: str  # for example `best`
+    positions: np.ndarray  # generalized positions of the first state and after every action, [1 + T, nq]
+    rewards: np.ndarray  # of every action, [T]
+    aborted: bool  # whether a guard ended the episode; the bad state is not recorded
 
     @property
     def total(self) -> float:
@@ -48,12 +41,7 @@ class Recording:
         return float(self.rewards.sum())
 
     def start(self, seconds: float | None, seconds_per_action: float) -> Recording:
-        """The first seconds of the episode, at least one action; the whole episode for None.
-
-        Args:
-            seconds: Simulated seconds.
-            seconds_per_action: Simulated seconds of each action.
-        """
+        """The first simulated seconds of the episode, at least one action; the whole episode for None."""
         count = len(self.rewards) if seconds is None else max(1, round(seconds / seconds_per_action))
         if count >= len(self.rewards):
             return self
@@ -62,31 +50,16 @@ class Recording:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedEpisodes:
-    """Some episodes of one policy.
+    """Some episodes of one policy, best first."""
 
-    Attributes:
-        title: Environment, physics backend and training step.
-        model: The simulated `mujoco.MjModel`.
-        seconds: Simulated time per action.
-        recordings: The episodes, best first.
-    """
-
-    title: str
-    model: Any
-    seconds: float
+    title: str  # environment, physics backend and training step
+    model: Any  # the simulated `mujoco.MjModel`
+    seconds: float  # simulated time per action
     recordings: tuple[Recording, ...]
 
 
 class EpisodeRecorder:
     """Plays and records episodes of policies; JAX compiles the program once.
-
-    Args:
-        config: The whole configuration: the episodes' length, `eval.deterministic` and the precision.
-        networks: Networks of the policies.
-        env: One environment with Brax's Env interface.
-        backend: Physics backend, for the title; None if the environment offers no choice.
-        episodes: Number of episodes to play.
-        compiling: Context manager that shows the user what is compiling.
 
     Raises:
         ConfigError: The environment has no MuJoCo model to draw.
@@ -131,12 +104,6 @@ class EpisodeRecorder:
     def record(self, params: Params, statistics: Statistics, key: jax.Array, step: int) -> RecordedEpisodes:
         """Plays episodes and records the best, the median and the worst of them.
 
-        Args:
-            params: Network parameters.
-            statistics: Observation statistics.
-            key: Random key of the first states and the action samples.
-            step: Environment steps of training, for the title.
-
         Raises:
             ConfigError: The environment's positions are not those of its MuJoCo model.
         """
@@ -147,26 +114,26 @@ class EpisodeRecorder:
             raise ConfigError(
                 f"run: {self._name} has {positions.shape[-1]} positions and its MuJoCo model {self._model.nq}"
             )
-        recordings = tuple(
-            _recording(label, index, result, positions, rewards, self._action_repeat)
-            for label, index in best_median_worst(result).items()
-        )
-        return RecordedEpisodes(f"{self._title}, step {step:,}", self._model, self._seconds, recordings)
+        recordings = []
+        for name, index in best_median_worst(result).items():
+            steps = int(result.length[index]) // self._action_repeat
+            recordings.append(
+                Recording(
+                    name,
+                    np.asarray(positions[: 1 + steps, index], np.float64),
+                    np.asarray(rewards[1 : 1 + steps, index], np.float64),
+                    bool(result.aborted[index]),
+                )
+            )
+        return RecordedEpisodes(f"{self._title}, step {step:,}", self._model, self._seconds, tuple(recordings))
 
 
 def record(
     run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0
 ) -> RecordedEpisodes:
-    """Plays episodes and records the best, the median and the worst of them.
+    """Plays episodes and records the best, the median and the worst of them; aborted episodes rank last.
 
-    Aborted episodes rank last.
-
-    Args:
-        run: Run with the policy.
-        episodes: Number of episodes to play; with one or two there is no median.
-        deterministic: Whether the policy plays the mean action instead of a sample.
-        backend: Physics backend, a value of `env.backend`; None for the backend of training.
-        seed: Seed of the first states and the action samples.
+    Arguments as for `policy.playback.evaluate_run`.
 
     Raises:
         ConfigError: As for `load_policy_environment`, the environment has no MuJoCo model to draw, or the device has
@@ -198,18 +165,6 @@ def _drawable(state: Any) -> tuple[jax.Array, jax.Array]:
     """Positions and reward of a batched state."""
     simulated = physics(state)
     return (simulated.qpos if hasattr(simulated, "qpos") else simulated.q), state.reward
-
-
-def _recording(
-    name: str, index: int, episodes: Episodes, positions: np.ndarray, rewards: np.ndarray, action_repeat: int
-) -> Recording:
-    steps = int(episodes.length[index]) // action_repeat
-    return Recording(
-        name,
-        np.asarray(positions[: 1 + steps, index], np.float64),
-        np.asarray(rewards[1 : 1 + steps, index], np.float64),
-        bool(episodes.aborted[index]),
-    )
 
 
 def seconds_per_step(env: Any, model: Any) -> float:

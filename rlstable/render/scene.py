@@ -16,61 +16,35 @@ _GROUPS_SHOWN = 3  # MuJoCo's viewers show geoms of groups 0 to 2 by default
 
 
 class Mesh(NamedTuple):
-    """A triangle mesh.
+    """A triangle mesh."""
 
-    Attributes:
-        vertices: Points, `[V, 3]`, float32.
-        normals: Unit normals, `[V, 3]`, float32.
-        indices: Vertex numbers of the triangles' corners, `[3 F]`, uint32.
-    """
-
-    vertices: np.ndarray
-    normals: np.ndarray
-    indices: np.ndarray
+    vertices: np.ndarray  # [V, 3], float32
+    normals: np.ndarray  # of length 1, [V, 3], float32
+    indices: np.ndarray  # of the triangles' corners, [3 F], uint32
 
 
 class Part(NamedTuple):
-    """A mesh on a body.
-
-    Attributes:
-        mesh: Number of the mesh.
-        body: Number of the body.
-        position: Position in the body's frame, `[3]`, metres.
-        turn: Rotation in the body's frame, a unit quaternion, `[4]`.
-        scale: Scale of the mesh along its axes, `[3]`.
-        colour: Red, green, blue and opacity, `[4]`.
-        checkered: Whether the part is a plane, drawn with a checkered pattern.
-    """
+    """A mesh on a body."""
 
     mesh: int
     body: int
-    position: np.ndarray
-    turn: np.ndarray
-    scale: np.ndarray
-    colour: np.ndarray
-    checkered: bool
+    position: np.ndarray  # in the body's frame, [3], metres
+    turn: np.ndarray  # in the body's frame, a unit quaternion, [4]
+    scale: np.ndarray  # along the axes of the mesh, [3]
+    colour: np.ndarray  # red, green, blue and opacity, [4]
+    checkered: bool  # a plane
 
 
 class Floor(NamedTuple):
-    """The floor that is drawn, without an end.
+    """The floor that is drawn, without an end."""
 
-    Attributes:
-        height: Height, metres.
-        cell: Side of a cell of its grid, metres.
-    """
-
-    height: float
-    cell: float
+    height: float  # metres
+    cell: float  # side of a cell of its grid, metres
 
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """Geometry of a scene.
-
-    Attributes:
-        meshes: Meshes of all parts.
-        parts: Meshes with body, pose and colour, without the floors that `floor_of` replaces.
-    """
+    """Geometry of a scene, without the floors that `floor_of` replaces."""
 
     meshes: tuple[Mesh, ...]
     parts: tuple[Part, ...]
@@ -85,12 +59,7 @@ def make_scene(model: Any) -> Scene:
 
 
 def poses(model: Any, positions: np.ndarray) -> np.ndarray:
-    """Poses of every body, `[T, nbody, 7]`: position and unit quaternion, float32.
-
-    Args:
-        model: A `mujoco.MjModel`.
-        positions: Generalized positions, `[T, nq]`.
-    """
+    """Poses of every body, float32 `[T, nbody, 7]`: position and unit quaternion."""
     data = mujoco.MjData(model)
     result = np.empty((len(positions), model.nbody, 7), np.float32)
     for pose, position in zip(result, positions, strict=True):
@@ -109,7 +78,6 @@ def visible_geoms(model: Any) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def kind_of(model: Any, geom: int) -> Any:
-    """The `mujoco.mjtGeom` of a geom."""
     return mujoco.mjtGeom(model.geom_type[geom])
 
 
@@ -122,10 +90,7 @@ def is_floor(model: Any, geom: int) -> bool:
 def floor_of(model: Any, low: float, size: float) -> Floor:
     """The highest floor of a model, or a floor below a scene without one.
 
-    Args:
-        model: A `mujoco.MjModel`.
-        low: Height of the lowest point of the robot, metres.
-        size: Size of the robot, metres; the cells of the grid are somewhat smaller.
+    `low` is the height of the robot's lowest point, and `size` the robot's size, in metres; a cell is smaller than it.
     """
     heights = [float(model.geom_pos[geom, 2]) for geom, _ in visible_geoms(model) if is_floor(model, geom)]
     power = 10.0 ** np.floor(np.log10(0.8 * size))
