@@ -99,7 +99,7 @@ class Painter:
             if is_floor(model, geom):
                 model.geom_group[geom] = mujoco.mjNGROUP - 1  # hidden
         model.stat.extent, model.vis.map.znear, model.vis.map.zfar = framing.size, 0.02, 100.0
-        model.vis.global_.fovy, model.vis.map.shadowclip = VIEW_ANGLE, 3.0
+        model.vis.global_.fovy, model.vis.map.shadowclip, model.vis.quality.shadowsize = VIEW_ANGLE, 3.0, 1024
         model.vis.headlight.ambient[:], model.vis.headlight.diffuse[:], model.vis.headlight.specular[:] = _HEADLIGHT
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
         self._data, self._framing, self._option = mujoco.MjData(model), framing, mujoco.MjvOption()
