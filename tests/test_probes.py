@@ -54,7 +54,7 @@ def values(ppo: PPO, state: TrainState, *positions: float) -> np.ndarray:
 def actions(ppo: PPO, state: TrainState, *positions: float) -> np.ndarray:
     observations = jnp.array(positions)[:, None]
     key = jax.random.PRNGKey(0)
-    chosen = choose_action(ppo.networks, "default", state.params, state.normalizer, observations, key, True)
+    chosen, _ = choose_action(ppo.networks, "default", state.params, state.normalizer, observations, key, True)
     return np.array(chosen)[:, 0]
 
 

@@ -58,7 +58,7 @@ def test_float16_policy_gives_nan_without_and_the_safe_action_with_the_guard() -
     params = jax.tree.map(lambda x: x * 1e6, params)
     statistics = no_statistics(jax.ShapeDtypeStruct((4,), jnp.float32))
     observation = np.float32([[0.3, -0.2, 0.5, 0.1]])
-    action = choose_action(networks, "default", params, statistics, observation, jax.random.PRNGKey(0), True)
+    action, _ = choose_action(networks, "default", params, statistics, observation, jax.random.PRNGKey(0), True)
     assert not np.isfinite(action).any()
     policy = Policy(networks, params, statistics, "default", safe_action=(0.5, -0.5))
     np.testing.assert_array_equal(policy.act(observation), [[0.5, -0.5]])

@@ -56,9 +56,9 @@ def write(options: ExportOptions) -> list[dict[str, Any]]:
         Per file its path (`file`), size (`bytes`) and largest `difference` from the policy.
 
     Raises:
-        ConfigError: As for `open_run` and `write_onnx`, or the folder cannot be written.
+        ConfigError: As for `open_run` and `write_onnx`.
+        OSError: The folder cannot be written.
     """
-    from rlstable.config import ConfigError
     from rlstable.export.formats import write_onnx, write_stablehlo
     from rlstable.export.function import policy_function
     from rlstable.policy.saved_run import open_run
@@ -68,14 +68,11 @@ def write(options: ExportOptions) -> list[dict[str, Any]]:
     function = policy_function(run)
     folder = options.out or options.run / "export"
     written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if options.format in ("both", "stablehlo"):
-            written.append(write_stablehlo(function, folder / "policy.stablehlo"))
-        if options.format in ("both", "onnx"):
-            written.append(write_onnx(function, folder / "policy.onnx"))
-    except OSError as error:
-        raise ConfigError(f"out: cannot write to {folder}: {error.strerror or error}; choose another folder") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.format in ("both", "stablehlo"):
+        written.append(write_stablehlo(function, folder / "policy.stablehlo"))
+    if options.format in ("both", "onnx"):
+        written.append(write_onnx(function, folder / "policy.onnx"))
     return [{"file": str(one.path), "bytes": one.path.stat().st_size, "difference": one.difference} for one in written]
 
 

@@ -26,23 +26,14 @@ _ROUNDING_FACTOR, _MAX_FACTOR = 10.0, 100.0
 
 
 class Written(NamedTuple):
-    """A file of a policy.
-
-    Attributes:
-        path: Path of the file.
-        difference: Largest difference of an action element from the policy, over a thousand observations.
-    """
+    """A file of a policy."""
 
     path: Path
-    difference: float
+    difference: float  # largest one of an action element from the policy, over a thousand observations
 
 
 def write_onnx(function: PolicyFunction, path: Path) -> Written:
-    """Writes ONNX with a free batch dimension and with metadata in the file.
-
-    Args:
-        function: The policy.
-        path: File to write. After an error it is not written at all.
+    """Writes ONNX with a free batch dimension and with metadata in the file; after an error there is no file.
 
     Raises:
         ConfigError: A package is not installed, the policy uses an operation that has no translation to ONNX, or the
@@ -72,12 +63,8 @@ def write_onnx(function: PolicyFunction, path: Path) -> Written:
 def write_stablehlo(function: PolicyFunction, path: Path) -> Written:
     """Writes StableHLO by `jax.export`, for CPU, CUDA and TPU, and the metadata into a `.json` file beside it.
 
-    Args:
-        function: The policy.
-        path: File to write. After an error it is not written at all.
-
     Raises:
-        ConfigError: The file does not agree with the policy.
+        ConfigError: The file does not agree with the policy, and is not written.
     """
     batch = jax.export.symbolic_shape(f"b, {function.observation_size}")
     shape = jax.ShapeDtypeStruct(batch, np.float32)

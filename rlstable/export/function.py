@@ -21,21 +21,12 @@ _FORMAT = 1  # of the metadata
 
 @dataclasses.dataclass(frozen=True)
 class PolicyFunction:
-    """The deterministic action of a policy: normaliser, network and squashing in one function.
+    """The deterministic action of a policy: normaliser, network and squashing in one function."""
 
-    Attributes:
-        apply: Function from float32 `[B, observation_size]` to float32 `[B, action_size]`; JAX can trace it.
-        observation_size: Number of observation elements that the policy reads.
-        action_size: Number of action elements.
-        samples: Observations for the comparison, `[1000, observation_size]`, spread over 0.1 to 10 deviations.
-        metadata: Description of inputs, outputs and training for a user of the file, as JSON data.
-    """
-
-    apply: Callable[[jax.Array], jax.Array]
-    observation_size: int
-    action_size: int
-    samples: np.ndarray
-    metadata: dict[str, Any]
+    apply: Callable[[jax.Array], jax.Array]  # from float32 [B, observation_size] to [B, A]; JAX can trace it
+    observation_size: int  # number of observation elements that the policy reads
+    samples: np.ndarray  # observations to compare with, [1000, observation_size], spread over 0.1 to 10 deviations
+    metadata: dict[str, Any]  # of inputs, outputs and training for a user of the file, as JSON data
 
     def actions(self, observations: np.ndarray) -> np.ndarray:
         """Actions `[B, action_size]` for observations `[B, observation_size]`."""
@@ -59,7 +50,7 @@ def policy_function(run: SavedRun) -> PolicyFunction:
 
     def apply(observation: jax.Array) -> jax.Array:
         obs = {key: observation} if named else observation
-        return choose_action(networks, "highest", params, statistics, obs, jnp.zeros(2, jnp.uint32), True)
+        return choose_action(networks, "highest", params, statistics, obs, jnp.zeros(2, jnp.uint32), True)[0]
 
     spread = std if networks.normalize else np.ones_like(std)
     noise = np.random.default_rng(0).normal(size=(1000, *mean.shape)) * np.geomspace(0.1, 10.0, 1000)[:, None]
@@ -84,4 +75,4 @@ def policy_function(run: SavedRun) -> PolicyFunction:
         "config": run.config.model_dump(mode="json"),
         "versions": versions(),
     }
-    return PolicyFunction(apply, int(mean.size), networks.action_size, samples, metadata)
+    return PolicyFunction(apply, int(mean.size), samples, metadata)

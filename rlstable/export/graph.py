@@ -35,32 +35,20 @@ class UnsupportedOperation(NotImplementedError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Value:
-    """A value that depends on the observation and is not yet in the graph.
+    """A value that depends on the observation and is not yet in the graph."""
 
-    Attributes:
-        primitive: JAX primitive that computes the value; empty for the observation itself.
-        params: Parameters of the primitive.
-        inputs: Inputs of the primitive: values, or arrays.
-        output: Index among the outputs of the primitive.
-        shape: Shape without the batch axis.
-        dtype: Type of the elements.
-    """
-
-    primitive: str
-    params: dict[str, Any]
-    inputs: tuple[Any, ...]
-    output: int
-    shape: tuple[int, ...]
+    primitive: str  # JAX primitive that computes the value; empty for the observation itself
+    params: dict[str, Any]  # of the primitive
+    inputs: tuple[Any, ...]  # of the primitive: values, or arrays
+    output: int  # index among the outputs of the primitive
+    shape: tuple[int, ...]  # without the batch axis
     dtype: Any
 
 
 def to_onnx(function: Callable[[Any], Any], size: int, names: tuple[str, str]) -> Any:
-    """An `onnx.ModelProto` of a function of vectors, with a free batch dimension in front.
+    """An `onnx.ModelProto` of a function from float32 `[size]` to float32 `[...]`, with a free batch dimension in front.
 
-    Args:
-        function: Function from float32 `[size]` to float32 `[...]`, traced once.
-        size: Number of elements of the argument.
-        names: Names of the input and the output.
+    `names` are those of the input and the output.
 
     Raises:
         UnsupportedOperation: The function uses an operation that has no translation to ONNX.
@@ -111,12 +99,7 @@ def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list
 
 
 class _Builder:
-    """Adds values to a graph on demand, so unused values stay out.
-
-    Args:
-        argument: The observation.
-        name: Name of the observation in the graph.
-    """
+    """Adds values to a graph on demand, so unused values stay out; `argument` is the observation, called `name`."""
 
     def __init__(self, argument: _Value, name: str):
         self.nodes: list[Any] = []
@@ -132,7 +115,6 @@ class _Builder:
         return self._names[value]
 
     def add_output(self, value: Any, name: str) -> None:
-        """Makes a value or an array an output of the graph."""
         import onnx
 
         tensor = self.name_of(value)
@@ -156,8 +138,6 @@ class _Builder:
                 return self._node("Log", self._node("Add", first, np.float32(1)))
             case "expm1":
                 return self._node("Sub", self._node("Exp", first), np.float32(1))
-            case "erfc":
-                return self._node("Sub", np.float32(1), self._node("Erf", first))
             case "square":
                 return self._node("Mul", first, first)
             case "integer_pow":
@@ -176,9 +156,8 @@ class _Builder:
                 return self._product(inputs[0], inputs[1], params["dimension_numbers"])
             case "split" if params["axis"] == 0:
                 start = sum(params["sizes"][: value.output])
-                return self._slice(first, start, start + params["sizes"][value.output])
-            case "slice" if params["strides"] is None and len(value.shape) == 1:
-                return self._slice(first, params["start_indices"][0], params["limit_indices"][0])
+                bounds = [np.array([at], np.int64) for at in (start, start + params["sizes"][value.output], -1)]
+                return self._node("Slice", first, *bounds)
             case "copy" | "stop_gradient" | "reshape" | "broadcast_in_dim" | "squeeze" if value.shape == first.shape:
                 return self.name_of(first)
         raise UnsupportedOperation(f"no ONNX for {primitive} to {value.shape}")
@@ -192,10 +171,6 @@ class _Builder:
             raise UnsupportedOperation("no ONNX for a product of two values that depend on the observation")
         matrix = np.moveaxis(right, contracted_right[0], 0)
         return self._node("MatMul", left, matrix if matrix.ndim > 1 else matrix[:, None])
-
-    def _slice(self, value: Any, start: int, end: int) -> str:
-        bounds = [np.array([number], np.int64) for number in (start, end, -1)]
-        return self._node("Slice", value, *bounds)
 
     def _converted(self, value: Any, dtype: Any) -> str:
         import onnx

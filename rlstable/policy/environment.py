@@ -19,29 +19,17 @@ from rlstable.policy.saved_run import SavedRun
 
 @dataclasses.dataclass(frozen=True)
 class PolicyEnvironment:
-    """An environment for a saved policy.
+    """An environment for a saved policy."""
 
-    Attributes:
-        config: Configuration of the run, with the requested number of episodes and physics backend.
-        env: One environment with Brax's Env interface.
-        backend: Physics backend; None if the environment offers no choice.
-    """
-
-    config: Config
-    env: Any
-    backend: str | None
+    config: Config  # of the run, with the requested number of episodes and physics backend
+    env: Any  # one environment with Brax's Env interface
+    backend: str | None  # None if the environment offers no choice
 
 
 def load_policy_environment(
     run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None
 ) -> PolicyEnvironment:
-    """Loads the environment for a run's policy.
-
-    Args:
-        run: Run with the policy.
-        episodes: Number of episodes to play at once.
-        deterministic: Whether the policy plays the mean action instead of a sample.
-        backend: Physics backend, a value of `env.backend`; None for the backend of training.
+    """Loads the environment for a run's policy; arguments as for `policy.playback.evaluate_run`.
 
     Raises:
         ConfigError: The environment does not support the backend, its observations or actions do not fit the policy, or
@@ -49,7 +37,8 @@ def load_policy_environment(
     """
     require_trust(run.folder / "config.yaml", run.config, run.trust)
     evaluation = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})
-    config = run.config_on(backend).model_copy(update={"eval": evaluation})
+    env = run.config.env if backend is None else run.config.env.model_copy(update={"backend": backend})
+    config = run.config.model_copy(update={"eval": evaluation, "env": env})
     enable_program_cache(config.compile_cache)
     loaded = load(config.env, config.eval.env_kwargs)
     _require_fit(run.policy, loaded.env, config, backend)
@@ -57,11 +46,7 @@ def load_policy_environment(
 
 
 def _require_fit(policy: Policy, env: Any, config: Config, backend: str | None) -> None:
-    """Checks that the policy can play in an environment, whose class may have changed since training.
-
-    Raises:
-        ConfigError: The environment has a mistake, or other numbers of observations or actions than the policy.
-    """
+    """Checks that the policy can play in an environment, whose class may have changed since training."""
     if config.env.source == "import":
         check(env, config.env.name, config.network)
     observation = policy.networks.select(jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs)

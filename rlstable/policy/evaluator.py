@@ -50,13 +50,7 @@ class Abandoned(Exception):
 
 
 class PolicySnapshot(NamedTuple):
-    """A policy to evaluate.
-
-    Attributes:
-        params: Network parameters.
-        statistics: Observation statistics.
-        key: Random key of the episodes.
-    """
+    """A policy to evaluate, with the random key of its episodes."""
 
     params: Params
     statistics: Statistics
@@ -76,8 +70,8 @@ class Evaluator:
         report: Called as `report(kind, **fields)` with every event.
         programs: Builder of the program; None for a new `Programs`.
         limit: Bytes that the program may use; None to wait until the device refuses memory.
-        start: Resets the environments of long episodes, from the arguments of `play` to a `Part`. `play` then also
-            takes a part, and returns the next one. None for episodes that one call of `play` plays.
+        start: Resets the environments of episodes that need several calls of `play`, from its arguments to a `Part`,
+            which `play` then takes, too, and returns the next one.
     """
 
     def __init__(
@@ -118,23 +112,12 @@ class Evaluator:
         self._compiled: Any = None
 
     def begin(self, policies: Sequence[PolicySnapshot]) -> None:
-        """Starts to compile the program of `evaluate` in another thread, if possible; `prepare` waits for it.
-
-        Args:
-            policies: Policies with the shapes of later ones.
-        """
+        """Starts to compile the program of `evaluate` in another thread, if possible; `prepare` waits for it."""
         if background.available() and self._compiled is None and self._building is None:
             self._building = self._begin(policies)
 
     def prepare(self, policies: Sequence[PolicySnapshot]) -> None:
-        """Compiles the program of `evaluate`.
-
-        Args:
-            policies: Policies with the shapes of later ones.
-
-        Raises:
-            OutOfMemory: The device has not enough memory for one episode.
-        """
+        """Compiles the program of `evaluate`, for policies with these shapes; raises `OutOfMemory` as `evaluate`."""
         while self._compiled is None:
             building, self._building = self._building, None
             finished = building is not None and building.done()
@@ -154,11 +137,7 @@ class Evaluator:
     def evaluate(
         self, policies: Sequence[PolicySnapshot], stops: Callable[[], bool] = lambda: False
     ) -> list[EvaluationMetrics]:
-        """Evaluates policies.
-
-        Args:
-            policies: Policies, each with the random key of its episodes.
-            stops: Called between two parts of long episodes; whether to abandon the evaluation.
+        """Evaluates policies; `stops` is called between two parts of long episodes, to abandon the evaluation.
 
         Returns:
             Metrics `eval/...` per policy. Means cover the episodes that count, and are None if no episode counts.
@@ -272,12 +251,7 @@ def summarize(episodes: Episodes) -> EvaluationMetrics:
 
 
 def unseen_element(statistics: Statistics, episodes: Episodes) -> float:
-    """Number of the first observation element, from 1, that is constant in training and differs here; 0 for none.
-
-    Args:
-        statistics: Observation statistics of training.
-        episodes: Episodes with their last observations.
-    """
+    """Number of the first observation element, from 1, that is constant in training and differs here; 0 for none."""
     observation = episodes.last_observation
     if observation is None or not statistics.count:
         return 0.0
@@ -304,12 +278,7 @@ def make_evaluator(
 ) -> Evaluator:
     """The evaluator of a configuration; JAX compiles its program at the first use.
 
-    Args:
-        config: The whole configuration.
-        networks: Networks of the policies.
-        compiling: Context manager that shows the user what is compiling.
-        report: Called as `report(kind, **fields)` with every event.
-        single: The environment, if the caller has loaded it; None to load it here.
+    `single` is the environment, if the caller has loaded it. The other arguments are those of `Evaluator`.
 
     Raises:
         ConfigError: `eval.env_kwargs` does not fit the environment.
@@ -333,12 +302,7 @@ def make_evaluator(
 
 
 def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
-    """The evaluation environments. They have env guards even with `guards` off, because a NaN return has no meaning.
-
-    Args:
-        config: The whole configuration.
-        single: The environment, if the caller has loaded it; None to load it here.
-    """
+    """The evaluation environments. They have env guards even with `guards` off, because a NaN return has no meaning."""
     if single is None:
         single = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
         if config.env.source == "import" and config.eval.env_kwargs:  # without kwargs it was checked for training
@@ -355,18 +319,11 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
 def make_policy(
     config: Config, networks: Networks, params: Any, statistics: Any
 ) -> Callable[[Any, jax.Array], jax.Array]:
-    """A function from observations and a random key to actions `[B, A]`, for evaluation.
-
-    Args:
-        config: The whole configuration: `eval.deterministic` and the precision.
-        networks: Networks of the policy.
-        params: Network parameters.
-        statistics: Observation statistics.
-    """
+    """A function from observations and a random key to actions `[B, A]`, for evaluation."""
     matmul = level(config.precision).matmul
 
     def policy(obs: Observation, key: jax.Array) -> jax.Array:
         selected = networks.select(obs)
-        return choose_action(networks, matmul, params, statistics, selected, key, config.eval.deterministic)
+        return choose_action(networks, matmul, params, statistics, selected, key, config.eval.deterministic)[0]
 
     return policy

@@ -13,7 +13,7 @@ from rich.table import Table
 from rlstable.config import ConfigError
 from rlstable.envs.episodes import Episodes
 from rlstable.policy.environment import load_policy_environment
-from rlstable.policy.evaluator import PolicySnapshot, make_evaluator, valid_episodes
+from rlstable.policy.evaluator import PolicySnapshot, make_evaluator, summarize, valid_episodes
 from rlstable.policy.saved_run import SavedRun
 from rlstable.policy.statistics import STATISTICS, Estimate, estimate
 from rlstable.supervise.memory_plan import OutOfMemory
@@ -23,21 +23,13 @@ _NAMES = {"mean": "mean", "median": "median", "iqm": "interquartile mean"}
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationResult:
-    """Episodes of a saved policy, and statistics of their returns.
-
-    Attributes:
-        run: Run with the policy.
-        backend: Physics backend; None if the environment offers no choice.
-        deterministic: Whether the policy played the mean action.
-        seed: Seed of the first states and the action samples.
-        episodes: All played episodes, as host arrays.
-    """
+    """Episodes of a saved policy, and statistics of their returns."""
 
     run: SavedRun
-    backend: str | None
+    backend: str | None  # None if the environment offers no choice
     deterministic: bool
-    seed: int
-    episodes: Episodes
+    seed: int  # of the first states and the action samples
+    episodes: Episodes  # all played episodes, as host arrays
 
     @property
     def valid(self) -> np.ndarray:
@@ -47,15 +39,11 @@ class EvaluationResult:
     @property
     def returns(self) -> dict[str, Estimate] | None:
         """Statistics of the return, by name; None if no episode counts."""
-        valid = self.valid
-        if not valid.any():
-            return None
-        values = self.episodes.metrics["reward"][valid]
-        return {name: estimate(values, statistic) for name, statistic in STATISTICS.items()}
+        values = self.episodes.metrics["reward"][self.valid]
+        return {name: estimate(values, own) for name, own in STATISTICS.items()} if values.size else None
 
     @property
     def aborted(self) -> int:
-        """Number of aborted episodes."""
         return int((~self.valid).sum())
 
     @property
@@ -90,11 +78,8 @@ class EvaluationResult:
 
     def as_data(self) -> dict[str, Any]:
         """The result as JSON data; the returns of aborted episodes are null."""
-        valid = self.valid
-        metrics = {
-            name: float(values[valid].mean()) if valid.any() else None for name, values in self._others().items()
-        }
-        returns = self.episodes.metrics["reward"]
+        valid, counted = self.valid, summarize(self.episodes)
+        returns, others = self.episodes.metrics["reward"], [name for name in self.episodes.metrics if name != "reward"]
         return {
             "run": str(self.run.folder),
             "env": self.run.config.env.name,
@@ -106,14 +91,11 @@ class EvaluationResult:
             "episodes": len(valid),
             "aborted_share": self.aborted / len(valid),
             "return": None if self.returns is None else {name: one._asdict() for name, one in self.returns.items()},
-            "length": float(self.episodes.length[valid].mean()) if valid.any() else None,
-            "metrics": metrics,
+            "length": counted["eval/avg_episode_length"],
+            "metrics": {name: counted[f"eval/episode_{name}"] for name in others},
             "returns": [float(value) if ok else None for value, ok in zip(returns, valid, strict=True)],
             "lengths": self.episodes.length.astype(int).tolist(),
         }
-
-    def _others(self) -> dict[str, Any]:
-        return {name: values for name, values in self.episodes.metrics.items() if name != "reward"}
 
 
 def evaluate_run(

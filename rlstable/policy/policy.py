@@ -22,7 +22,6 @@ from rlstable.device.trees import Observation, Params
 from rlstable.guards.inference import ActionContext, InferenceGuard
 from rlstable.io.run_folder import require_one_seed
 from rlstable.io.saved_policy import restore_policy
-from rlstable.ppo.distributions import Normal
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
@@ -35,15 +34,10 @@ class NonFiniteAction(FloatingPointError):
 
 
 class Carry(NamedTuple):
-    """State of `Policy.step` between calls.
+    """State of `Policy.step` between calls."""
 
-    Attributes:
-        last_action: The last good action, `[..., A]`; at first the safe action.
-        fallbacks: Number of replaced actions, over all batch elements.
-    """
-
-    last_action: jax.Array
-    fallbacks: WideCounter
+    last_action: jax.Array  # the last good action, [..., A]; at first the safe action
+    fallbacks: WideCounter  # number of replaced actions, over all batch elements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +125,9 @@ class Policy:
 
         Args:
             carry: Result of `start` or of the previous step.
-            obs: An array or nested list `[..., n]`; a dictionary of them if the environment's observations are
-                dictionaries.
-            key: Random key; needed for a sampled action.
-            deterministic: Whether to return the mode of the distribution instead of a sample.
+            obs: As for `act`, like the arguments behind it.
+            key: Random key.
+            deterministic: Whether to take the mode.
 
         Returns:
             Action `[..., A]`, float32, and the carry for the next step.
@@ -159,11 +152,7 @@ class Policy:
         return action, carry
 
     def _selected(self, caller: str, obs: Observation) -> Observation:
-        """The policy's part of an observation, float32.
-
-        Raises:
-            ValueError: The part is not an array of numbers, or has another size than the policy reads.
-        """
+        """The policy's part of an observation, float32; raises `ValueError` if it has not the size the policy reads."""
         key = self.networks.config.policy_obs_key
         selected = self.networks.select(obs, acting=True)
         named = isinstance(selected, Mapping)
@@ -185,15 +174,35 @@ class Policy:
         mean = self.statistics.mean
         return int((mean[self.networks.config.policy_obs_key] if isinstance(mean, Mapping) else mean).shape[-1])
 
-    @property
+    @functools.cached_property
     def _guard(self) -> InferenceGuard:
         zeros = (0.0,) * self.networks.action_size
         return InferenceGuard(zeros if self.safe_action is None else self.safe_action)
 
     @functools.cached_property
     def _compiled(self) -> Any:
-        guarded = functools.partial(_guarded_action, self.networks, self.matmul, self._guard)
-        return jax.jit(guarded, static_argnums=5)
+        networks, guard = self.networks, self._guard
+
+        def guarded_action(
+            params: Params, statistics: Statistics, carry: Carry | None, obs: Any, key: jax.Array, deterministic: bool
+        ) -> tuple[jax.Array, Carry, jax.Array]:
+            """The action after the inference guard, the next carry, and trips by cause; no carry for a first step."""
+            action, raw = choose_action(networks, self.matmul, params, statistics, obs, key, deterministic)
+            state = guard.init(raw.shape[:-1])
+            fallbacks = WideCounter.zero()
+            if carry is not None:
+                if carry.last_action.shape != raw.shape:
+                    raise ValueError(
+                        f"step: the carry holds actions {carry.last_action.shape}, the observation gives actions "
+                        f"{raw.shape}; start with policy.start(batch_shape={raw.shape[:-1]})"
+                    )
+                state, fallbacks = state._replace(memory=carry.last_action), carry.fallbacks
+            # The critic's observations do not matter for the action.
+            policy_obs = obs[networks.config.policy_obs_key] if isinstance(obs, Mapping) else obs
+            action, _, state = guard.apply(ActionContext(action, raw, policy_obs), state)
+            return action, Carry(state.memory, fallbacks + jnp.sum(state.trips)), state.trips
+
+        return jax.jit(guarded_action, static_argnums=5)
 
 
 def choose_action(
@@ -204,55 +213,14 @@ def choose_action(
     obs: Any,
     key: jax.Array,
     deterministic: bool,
-) -> jax.Array:
-    """The networks' action without a guard: evaluation must see bad actions."""
-    distribution, raw = _raw_action(networks, matmul, params, statistics, obs, key, deterministic)
-    return distribution.action(raw)
-
-
-def _raw_action(
-    networks: Networks,
-    matmul: str,
-    params: Any,
-    statistics: Statistics,
-    obs: Any,
-    key: jax.Array,
-    deterministic: bool,
-) -> tuple[Normal, jax.Array]:
-    """The action distribution, and the raw action `[..., A]` before squashing."""
+) -> tuple[jax.Array, jax.Array]:
+    """The networks' action `[..., A]` after and before squashing, without a guard: evaluation must see bad actions."""
     with jax.default_matmul_precision(None if matmul == "default" else matmul):
         distribution, _ = networks.distribution(params, statistics, obs)
-    if deterministic:
-        return distribution, distribution.loc
-    return distribution, distribution.sample(jax.random.normal(key, distribution.loc.shape))
-
-
-def _guarded_action(
-    networks: Networks,
-    matmul: str,
-    guard: InferenceGuard,
-    params: Any,
-    statistics: Statistics,
-    carry: Carry | None,
-    obs: Any,
-    key: jax.Array,
-    deterministic: bool,
-) -> tuple[jax.Array, Carry, jax.Array]:
-    """The action after the inference guard, the next carry, and trips by cause; `carry` is None for a first step."""
-    distribution, raw = _raw_action(networks, matmul, params, statistics, obs, key, deterministic)
-    state = guard.init(raw.shape[:-1])
-    fallbacks = WideCounter.zero()
-    if carry is not None:
-        if carry.last_action.shape != raw.shape:
-            raise ValueError(
-                f"step: the carry holds actions {carry.last_action.shape}, the observation gives actions {raw.shape}; "
-                f"start with policy.start(batch_shape={raw.shape[:-1]})"
-            )
-        state, fallbacks = state._replace(memory=carry.last_action), carry.fallbacks
-    # The critic's observations do not matter for the action.
-    policy_obs = obs[networks.config.policy_obs_key] if isinstance(obs, Mapping) else obs
-    action, _, state = guard.apply(ActionContext(distribution.action(raw), raw, policy_obs), state)
-    return action, Carry(state.memory, fallbacks + jnp.sum(state.trips)), state.trips
+    raw = distribution.loc
+    if not deterministic:
+        raw = distribution.sample(jax.random.normal(key, raw.shape))
+    return distribution.action(raw), raw
 
 
 def _is_action(x: Any, size: int) -> bool:

@@ -25,27 +25,20 @@ Which = Literal["best", "latest"] | int
 class SavedRun:
     """A run and one of its policies.
 
-    Attributes:
-        folder: Run folder.
-        config: Configuration of the training when it saved the policy, with the precision level and physics backend
-            used at that time, and without an injected fault.
-        policy: The loaded policy.
-        trust: Whether the user trusts the code that the folder names.
+    `config` has the precision level and the physics backend with which the policy was saved, and no injected fault.
     """
 
     folder: Path
     config: Config
     policy: Policy
-    trust: bool = False
+    trust: bool = False  # whether the user trusts the code that the folder names
 
     @property
     def iteration(self) -> int:
-        """Iteration of the policy's checkpoint."""
         return int(self.policy.host["host"]["iteration"])
 
     @property
     def step(self) -> int:
-        """Environment steps of training before the checkpoint."""
         return int(self.policy.host["step"])
 
     @property
@@ -53,13 +46,6 @@ class SavedRun:
         """Iteration and step of the policy's checkpoint, for messages."""
         confirmed = ", the confirmed best" if "confirmed_return" in self.policy.host else ""
         return f"checkpoint of iteration {self.iteration:,}, step {self.step:,}{confirmed}"
-
-    def config_on(self, backend: str | None) -> Config:
-        """The configuration with another physics backend; unchanged if `backend` is None."""
-        if backend is None:
-            return self.config
-        env = self.config.env.model_copy(update={"backend": backend})
-        return self.config.model_copy(update={"env": env})
 
 
 def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> SavedRun:

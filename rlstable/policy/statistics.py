@@ -1,4 +1,4 @@
-"""Mean, median and interquartile mean of several returns, and comparisons, each with a confidence interval.
+"""Mean, median and interquartile mean of several returns, each with a confidence interval.
 
 `scipy.stats` is imported on first use: every run imports this module, few need `scipy.stats`, and its import is slow.
 """
@@ -53,54 +53,16 @@ def estimate(values: Any, statistic: Callable[..., Any] = np.mean) -> Estimate:
     value = float(statistic(values, axis=0))
     if values.size == 1:
         return Estimate(value, None, None)
-    return Estimate(value, *_interval((values,), statistic, values.size))
-
-
-def probability_of_improvement(values: Any, others: Any) -> Estimate:
-    """The probability that a random one of `values` is greater than a random one of `others`; ties count half.
-
-    Agarwal et al. 2021 compare two algorithms by this probability over their seeds; it is the Mann-Whitney U statistic
-    as a share. The 95 % interval resamples both sides, by a percentile bootstrap with a fixed seed.
-
-    Args:
-        values: One or more finite numbers, an array or a sequence.
-        others: The numbers to compare with.
-
-    Raises:
-        ValueError: A side is empty or has a number that is not finite.
-    """
-    sides = np.asarray(values, np.float64), np.asarray(others, np.float64)
-    if any(side.size == 0 or not np.isfinite(side).all() for side in sides):
-        raise ValueError(f"probability_of_improvement: both sides must be one or more finite numbers, got {sides}")
-    value = float(_share_of_wins(*sides))
-    if any(side.size == 1 for side in sides):
-        return Estimate(value, None, None)
-    return Estimate(value, *_interval(sides, _share_of_wins, sides[0].size * sides[1].size))
-
-
-def _share_of_wins(values: np.ndarray, others: np.ndarray, axis: int = -1) -> np.ndarray:
-    left, right = np.moveaxis(values, axis, -1)[..., :, None], np.moveaxis(others, axis, -1)[..., None, :]
-    return np.asarray(((left > right) + 0.5 * (left == right)).mean(axis=(-2, -1)))
-
-
-def _interval(samples: tuple[np.ndarray, ...], statistic: Callable[..., Any], numbers: int) -> tuple[float, float]:
-    """Returns the 95 % interval of a statistic.
-
-    Args:
-        samples: The independent samples, two or more values each.
-        statistic: Function of the samples and its `axis`.
-        numbers: How many numbers one resample needs in memory.
-    """
     from scipy import stats
 
     interval = stats.bootstrap(
-        samples,
+        (values,),
         statistic,
         confidence_level=CONFIDENCE,
         n_resamples=_RESAMPLES,
-        batch=max(1, _NUMBERS_PER_BATCH // numbers),
+        batch=max(1, _NUMBERS_PER_BATCH // values.size),
         method="percentile",
         rng=np.random.default_rng(0),
         vectorized=True,
     ).confidence_interval
-    return float(interval.low), float(interval.high)
+    return Estimate(value, float(interval.low), float(interval.high))

@@ -223,7 +223,7 @@ class Arena:
         key, key_resets = jax.random.split(key)
 
         def policy(obs: Any, key: jax.Array) -> jax.Array:
-            return choose_action(networks, matmul, params, statistics, networks.select(obs), key, True)
+            return choose_action(networks, matmul, params, statistics, networks.select(obs), key, True)[0]
 
         return run_episodes(self._eval_env, policy, jax.random.split(key_resets, EPISODES), key)
 

@@ -217,7 +217,7 @@ def test_missing_onnx_package_is_an_error_with_the_command_to_install_it(
         (["run={run}", "which=9"], "no checkpoint 9 here"),
         (["run={run}", "format=torch"], "format: input should be 'both', 'onnx' or 'stablehlo', got 'torch'"),
         (["run={run}", "out={run}/config.yaml"], "config.yaml is a file; give a folder"),
-        (["run={run}", "out=/proc/no"], "out: cannot write to /proc/no"),
+        (["run={run}", "out=/proc/no"], "/proc/no: No such file or directory"),
     ],
 )
 def test_export_command_reports_a_mistake_in_one_line_with_exit_code_2(

@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rlstable.policy.statistics import (
-    STATISTICS,
-    Estimate,
-    estimate,
-    interquartile_mean,
-    probability_of_improvement,
-)
+from rlstable.policy.statistics import STATISTICS, Estimate, estimate, interquartile_mean
 
 FEW = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
 
@@ -60,31 +54,3 @@ def test_interval_of_one_value_is_none_and_of_equal_values_a_point() -> None:
 def test_statistics_reject_empty_and_non_finite_values(values: list[float]) -> None:
     with pytest.raises(ValueError, match="one or more finite numbers"):
         estimate(values)
-
-
-def test_probability_of_improvement_is_the_share_of_pairs_that_are_won() -> None:
-    found = probability_of_improvement([3.0, 4.0, 5.0, 6.0], [1.0, 2.0, 3.5, 0.0])
-    assert found.value == 15 / 16
-    assert found.low is not None and found.high == 1.0 and 0.5 < found.low < found.value
-    assert probability_of_improvement([1.0, 2.0], [1.0, 2.0]).value == 0.5  # ties count half
-
-
-@given(FEW, FEW)
-def test_probability_of_improvement_is_the_mann_whitney_statistic(values: list[float], others: list[float]) -> None:
-    found = probability_of_improvement(values, others)
-    assert found.value == pytest.approx(stats.mannwhitneyu(values, others).statistic / (len(values) * len(others)))
-    assert found.low is not None and found.high is not None
-    assert 0.0 <= found.low <= found.high <= 1.0
-    assert found == probability_of_improvement(values, others)
-
-
-def test_probability_of_improvement_of_a_single_seed_has_no_interval() -> None:
-    assert probability_of_improvement([2.0], [1.0, 3.0, 0.0]) == Estimate(pytest.approx(2 / 3), None, None)
-
-
-@pytest.mark.parametrize(("values", "others"), [([], [1.0]), ([1.0], []), ([float("nan"), 1.0], [1.0, 2.0])])
-def test_probability_of_improvement_rejects_empty_and_non_finite_values(
-    values: list[float], others: list[float]
-) -> None:
-    with pytest.raises(ValueError, match="both sides must be one or more finite numbers"):
-        probability_of_improvement(values, others)
