@@ -11,11 +11,10 @@ from typing import Any
 from rlstable.mjx_import import silence_missing_warp
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "NonFiniteAction", "Policy", "Result", "WideCounter", "__version__", "fit", "load_policy"]
+__all__ = ["ConfigError", "Policy", "Result", "WideCounter", "__version__", "fit", "load_policy"]
 
 _MODULE_OF = {
     "ConfigError": "rlstable.config",
-    "NonFiniteAction": "rlstable.policy.policy",
     "Policy": "rlstable.policy",
     "Result": "rlstable.runner.result",
     "WideCounter": "rlstable.device.counter",

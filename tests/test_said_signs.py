@@ -49,7 +49,7 @@ def test_run_says_a_sign_once_and_everywhere(tmp_path: Path, capsys: pytest.Capt
     said |= {"recovered_step": 0}
     assert left["signs"] == {NAME: said}
     story = read_record(tmp_path)
-    assert [mark.text for mark in lanes(story)["signs"][1]] == [f"sign {NAME}: {TEXT}"]
+    assert [mark.text for mark in lanes(story)["signs"]] == [f"sign {NAME}: {TEXT}"]
     shown = (tmp_path / "report.html").read_text()
     assert shown == page([story])
     assert f"<li><strong>{NAME}</strong>, step {3 * ITERATION}, to the end: the KL limiter has shortened" in shown

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +25,6 @@ from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
 
-OnBad = Literal["fallback", "raise"]
-
-
-class NonFiniteAction(FloatingPointError):
-    """A policy with `on_bad="raise"` has no finite action for an observation."""
-
 
 class Carry(NamedTuple):
     """State of `Policy.step` between calls."""
@@ -47,33 +40,19 @@ class Policy:
     An action is bad if the observation, the raw action or the squashed action is not finite. Checking only the squashed
     action is not enough, because tanh and clip hide infinities. Each batch element is checked alone.
 
-    Attributes:
-        networks: Networks of the policy.
-        params: Network parameters, `{"policy": ...}`.
-        statistics: Observation statistics.
-        matmul: Precision of matrix products during training.
-        host: Saved data of the checkpoint: iteration, step, return, and for a confirmed best also `confirmed_return`.
-        safe_action: Replacement of `act` for a bad action, one finite number per action element; None for zeros.
-        on_bad: `fallback` replaces bad actions. `raise` raises an error instead; it waits for every action and cannot
-            be used inside jit, scan or vmap.
-        folder: Run folder; None for a policy that was not loaded.
-
     Raises:
-        ValueError: `safe_action` does not fit the action, or `on_bad` is neither of the two values.
+        ValueError: `safe_action` does not fit the action.
     """
 
     networks: Networks
-    params: Params
+    params: Params  # {"policy": ...}
     statistics: Statistics
-    matmul: str
-    host: dict[str, Any] = dataclasses.field(default_factory=dict)
-    safe_action: tuple[float, ...] | None = None
-    on_bad: OnBad = "fallback"
-    folder: Path | None = None
+    matmul: str  # precision of matrix products during training
+    host: dict[str, Any] = dataclasses.field(default_factory=dict)  # saved data: iteration, step, return
+    safe_action: tuple[float, ...] | None = None  # replaces a bad action of `act`; None for zeros
+    folder: Path | None = None  # run folder; None for a policy that was not loaded
 
     def __post_init__(self) -> None:
-        if self.on_bad not in get_args(OnBad):
-            raise ValueError(f"on_bad: {self.on_bad!r} is not one of {', '.join(get_args(OnBad))}")
         if self.safe_action is not None and not _is_action(self.safe_action, self.networks.action_size):
             raise ValueError(
                 f"safe_action: {self.safe_action!r} is not an action; use None for zeros, or a tuple of "
@@ -104,9 +83,7 @@ class Policy:
             Action `[..., A]`, float32.
 
         Raises:
-            ValueError: The observation is not an array of the policy's size, a sampled action has no key, or a policy
-                with `on_bad="raise"` is used inside jit.
-            NonFiniteAction: An action is bad and `on_bad` is `raise`.
+            ValueError: The observation is not an array of the policy's size, or a sampled action has no key.
         """
         return self._decide("act", None, obs, key, deterministic)[0]
 
@@ -134,7 +111,6 @@ class Policy:
 
         Raises:
             ValueError: As for `act`, or the carry has another batch shape.
-            NonFiniteAction: An action is bad and `on_bad` is `raise`.
         """
         return self._decide("step", carry, obs, key, deterministic)
 
@@ -146,9 +122,7 @@ class Policy:
                 raise ValueError(f"{caller}: a sampled action needs a random key, e.g. key=jax.random.PRNGKey(0)")
             key = jax.random.PRNGKey(0)
         selected = self._selected(caller, obs)
-        action, carry, trips = self._compiled(self.params, self.statistics, carry, selected, key, deterministic)
-        if self.on_bad == "raise":
-            _raise_if_bad(caller, trips, math.prod(action.shape[:-1]), selected)
+        action, carry = self._compiled(self.params, self.statistics, carry, selected, key, deterministic)
         return action, carry
 
     def _selected(self, caller: str, obs: Observation) -> Observation:
@@ -185,8 +159,8 @@ class Policy:
 
         def guarded_action(
             params: Params, statistics: Statistics, carry: Carry | None, obs: Any, key: jax.Array, deterministic: bool
-        ) -> tuple[jax.Array, Carry, jax.Array]:
-            """The action after the inference guard, the next carry, and trips by cause; no carry for a first step."""
+        ) -> tuple[jax.Array, Carry]:
+            """The action after the inference guard, and the next carry; no carry for a first step."""
             action, raw = choose_action(networks, self.matmul, params, statistics, obs, key, deterministic)
             state = guard.init(raw.shape[:-1])
             fallbacks = WideCounter.zero()
@@ -200,7 +174,7 @@ class Policy:
             # The critic's observations do not matter for the action.
             policy_obs = obs[networks.config.policy_obs_key] if isinstance(obs, Mapping) else obs
             action, _, state = guard.apply(ActionContext(action, raw, policy_obs), state)
-            return action, Carry(state.memory, fallbacks + jnp.sum(state.trips)), state.trips
+            return action, Carry(state.memory, fallbacks + jnp.sum(state.trips))
 
         return jax.jit(guarded_action, static_argnums=5)
 
@@ -233,31 +207,6 @@ def _is_action(x: Any, size: int) -> bool:
     )
 
 
-def _raise_if_bad(caller: str, trips: jax.Array, total: int, obs: Observation) -> None:
-    if isinstance(trips, jax.core.Tracer):
-        raise ValueError(
-            f"{caller}: on_bad='raise' cannot be used inside jit, scan or vmap, where JAX does not know values; "
-            "use on_bad='fallback'"
-        )
-    by_observation, by_action = np.asarray(trips).tolist()
-    if by_observation + by_action > 0:
-        raise NonFiniteAction(
-            f"{caller}: {by_observation + by_action} of {total} actions are bad: {by_observation} for an observation "
-            f"that is not finite, {by_action} not finite for an observation that is{_first_bad(obs)}"
-        )
-
-
-def _first_bad(obs: Observation) -> str:
-    """Index and value of the first number of an observation that is not finite; empty if there is none."""
-    ((key, x),) = obs.items() if isinstance(obs, Mapping) else [(None, obs)]
-    x = np.asarray(x)
-    bad = np.argwhere(~np.isfinite(x))
-    if not len(bad):
-        return ""
-    name = "obs" if key is None else f"obs[{key!r}]"
-    return f"; the first bad number is {name}{bad[0].tolist()} = {x[tuple(bad[0])]}"
-
-
 def policy_arrays(state: TrainState) -> dict[str, Any]:
     """The arrays of a policy in a checkpoint."""
     statistics = {"mean": state.normalizer.mean, "std": state.normalizer.std}
@@ -281,7 +230,6 @@ def load_policy(
     which: Literal["best", "latest"] | int = "best",
     *,
     safe_action: tuple[float, ...] | None = None,
-    on_bad: OnBad = "fallback",
 ) -> Policy:
     """Loads the policy of a run.
 
@@ -291,11 +239,10 @@ def load_policy(
             policy by a single evaluation, else the latest. If the best or latest checkpoint is damaged, the next best
             or the previous one is loaded, with a warning.
         safe_action: Replacement for a bad action, one finite number per action element; None for zeros.
-        on_bad: `fallback` replaces bad actions, `raise` raises `NonFiniteAction`.
 
     Raises:
         ConfigError: The run or checkpoint does not exist, or was written by another version.
-        ValueError: `safe_action` does not fit the action, or `on_bad` is neither of the two values.
+        ValueError: `safe_action` does not fit the action.
     """
     run_dir = expand_home(run_dir)
     require_one_seed(run_dir)
@@ -313,4 +260,4 @@ def load_policy(
     mean, std = arrays["statistics"]["mean"], arrays["statistics"]["std"]
     statistics = Statistics(WideCounter.zero(), mean, jax.tree.map(lambda s: s**2, std), std)
     params = {"policy": arrays["params"]}
-    return Policy(networks, params, statistics, spec["matmul"], host, safe_action, on_bad, run_dir)
+    return Policy(networks, params, statistics, spec["matmul"], host, safe_action, run_dir)

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlstable.report.chart import Line, Mark, chart, mean_of
 from rlstable.report.markup import COLOURS, text
-from rlstable.report.run_record import RETURN, RunRecord
+from rlstable.report.run_record import RETURN, RunRecord, is_number
 from rlstable.report.timeline import event_text
 
 CONTROLS = (
@@ -106,7 +106,7 @@ def _legend(lines: Sequence[Line]) -> str:
 def _marks(records: Sequence[RunRecord]) -> list[Mark]:
     """Returns the target return, and for a single run its rollbacks and its best evaluation."""
     target = records[0].settings.get("eval.target_return")
-    marks = [Mark(f"target {target:,g}", None, float(target))] if isinstance(target, int | float) else []
+    marks = [Mark(f"target {target:,g}", None, float(target))] if is_number(target) else []
     if len(records) > 1:
         return marks
     (record,) = records
@@ -144,7 +144,8 @@ def _with_interval(line: Line, record: RunRecord) -> Line:
     if not isinstance(episodes, int) or len(record.rows_with(f"{RETURN}_std")) != len(rows):
         return line
     deviation = np.array([row[f"{RETURN}_std"] for row in rows], np.float64)
-    kept = np.array([episodes * (1.0 - (row.get("eval/aborted_share") or 0.0)) for row in rows])
+    shares = (row.get("eval/aborted_share") for row in rows)
+    kept = np.array([episodes * (1.0 - share if isinstance(share, float) else 1.0) for share in shares])
     # One episode has no deviation and no interval.
     half = _NORMAL_95 * deviation / np.sqrt(np.maximum(kept - 1.0, 1.0))
     return line._replace(band=(line.y - half, line.y + half))

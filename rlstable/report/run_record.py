@@ -46,7 +46,7 @@ class RunRecord:
 
     def rows_with(self, key: str) -> list[dict[str, Any]]:
         """Returns the rows in which a metric is finite."""
-        return [row for row in self.rows if _is_number(row.get(key)) and "step" in row]
+        return [row for row in self.rows if is_number(row.get(key)) and "step" in row]
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the steps and the finite values of a metric, `[N]` each."""
@@ -73,7 +73,7 @@ class RunRecord:
         """
         found: dict[str, list[tuple[float, float]]] = {}
         for event in self.of_kind("guard_tripped"):
-            counts = [x for key, x in event.items() if key not in _COMMON_FIELDS and _is_number(x)]
+            counts = [x for key, x in event.items() if key not in _COMMON_FIELDS and is_number(x)]
             found.setdefault(str(event.get("guard")), []).append((float(event.get("step", 0)), float(sum(counts))))
         return dict(sorted(found.items()))
 
@@ -119,7 +119,7 @@ def read_record(folder: str | Path) -> RunRecord:
 
 
 def read_records(folder: str | Path) -> list[RunRecord]:
-    """Reads a run folder, or the run folders of its seeds; errors as for `read_record`."""
+    """Reads a run folder, or the run folders of its seeds."""
     folder = expand_home(folder)
     started = [seed for seed in seed_folders(folder) if (seed / "config.yaml").is_file()]
     return [read_record(each) for each in started or [folder]]
@@ -166,13 +166,16 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if isinstance(row, dict) and all(_is_number(row.get(key, 0), last) for key, last in _LAST.items()):
+        if isinstance(row, dict) and all(
+            is_number(x := row.get(key, 0), most) and x >= 0 for key, most in _LAST.items()
+        ):
             rows.append(row)
         else:
             torn += 1
     return rows, torn
 
 
-def _is_number(value: Any, most: float = _MOST) -> bool:
+def is_number(value: Any, most: float = _MOST) -> bool:
+    """Returns whether a value is a number that can be drawn."""
     # NaN and infinity fail this comparison. It works for integers of any length.
     return isinstance(value, int | float) and not isinstance(value, bool) and -most < value < most

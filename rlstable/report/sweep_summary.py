@@ -40,12 +40,12 @@ class SweepSummary(Callback):
             "job", "overrides", "stop reason", "steps", "return", "best evaluation", title=Text(f"sweep {sweep_dir}")
         )
         for folder in sorted((path.parent for path in sweep_dir.glob("*/result.json")), key=job_number):
-            # A damaged result counts as an error.
-            result = read_result(folder) or {"exit_code": StopReason.error.exit_code}
-            type(self).exit_codes.append(int(result.get("exit_code", 0)))
+            result = read_result(folder) or {}
+            code = result.get("exit_code", 0 if result else None)  # a damaged result counts as an error
+            type(self).exit_codes.append(code if isinstance(code, int) else StopReason.error.exit_code)
             outcome = outcome_of(result)
             cells = (result.get("stop_reason"), result.get("step"), outcome.value, outcome.best)
-            overrides = " ".join(result.get("overrides", []))
+            overrides = " ".join(map(str, result.get("overrides") or ()))
             # As `Text`, because rich reads square brackets in a string as markup.
             table.add_row(*map(Text, (folder.name, overrides, *map(_cell, cells))))
         console = Console(width=None if sys.stdout.isatty() else 140)

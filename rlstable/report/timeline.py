@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import html
-from typing import NamedTuple
-
-import numpy as np
+import math
 
 from rlstable.io.console import describe_event
-from rlstable.report.chart import Scale, step_labels
+from rlstable.report.chart import Mark, Scale, step_labels
 from rlstable.report.run_record import RunRecord
 
 _WIDTH, _LEFT, _RIGHT, _LANE, _FOOT = 1000.0, 150.0, 14.0, 24.0, 24.0
@@ -30,26 +28,17 @@ _LANES = (
 )
 
 
-class Mark(NamedTuple):
-    """A mark at an environment step, for `weight` occurrences, with the text of its tooltip."""
-
-    step: float
-    text: str
-    weight: float = 1.0
-
-
-def lanes(record: RunRecord) -> dict[str, tuple[str, list[Mark]]]:
-    """Returns style and marks by lane, without empty lanes."""
-    found: dict[str, tuple[str, list[Mark]]] = {}
+def lanes(record: RunRecord) -> dict[str, list[Mark]]:
+    """Returns the marks by lane, without empty lanes; the value of a mark is its number of trips."""
+    found: dict[str, list[Mark]] = {}
     for guard, trips in record.trips().items():
-        marks = [
-            Mark(step, f"{guard}: {count:,.0f} {'trip' if count == 1 else 'trips'}", count) for step, count in trips
+        found[f"trips of {guard}"] = [
+            Mark(f"{guard}: {count:,.0f} trip{'s' * (count != 1)}", step, count, "bad") for step, count in trips
         ]
-        found[f"trips of {guard}"] = ("bad", marks)
     for name, kinds, style in _LANES:
-        marks = [Mark(float(event.get("step", 0)), event_text(event)) for event in record.of_kind(*kinds)]
-        if marks:
-            found[name] = (style, marks)
+        events = record.of_kind(*kinds)
+        if events:
+            found[name] = [Mark(event_text(event), float(event.get("step", 0)), 1.0, style) for event in events]
     return found
 
 
@@ -67,36 +56,30 @@ def timeline(record: RunRecord, end: float) -> str:
     x = Scale(0.0, max(end, 1.0), _LEFT, _WIDTH - _RIGHT)
     height = _LANE * len(found) + _FOOT
     parts = []
-    for number, (name, (style, marks)) in enumerate(found.items()):
+    for number, (name, marks) in enumerate(found.items()):
         middle = _LANE * (number + 0.5)
         parts.append(
             f'<line class="grid" x1="{x.start:g}" x2="{x.end:g}" y1="{middle:g}" y2="{middle:g}"/><text class="lane" '
             f'x="{x.start - 10:g}" y="{middle + 4:g}" text-anchor="end">{html.escape(name)}</text>'
         )
-        parts += [_drawn(mark, float(x(mark.step)), middle, style) for mark in _merged(marks, end)]
+        together: dict[int, list[Mark]] = {}  # by position
+        for mark in marks:
+            together.setdefault(int((mark.step or 0.0) / x.high * _BINS), []).append(mark)
+        parts += [_drawn(group, x, middle) for group in together.values()]
     parts.append(step_labels(x, 8, height - 7))
     label = html.escape(f"events over the steps of {record.name}")
     size = f"0 0 {_WIDTH:g} {height:g}"
     return f'<svg class="timeline" viewBox="{size}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 
-def _merged(marks: list[Mark], end: float) -> list[Mark]:
-    """Merges marks at the same position."""
-    groups: dict[int, list[Mark]] = {}
-    for mark in marks:
-        groups.setdefault(int(mark.step / max(end, 1.0) * _BINS), []).append(mark)
-    joined = []
-    for group in groups.values():
-        lines = [f"step {mark.step:,.0f}  {mark.text}" for mark in group[:_MOST_LINES]]
-        lines += [f"and {len(group) - _MOST_LINES:,} more"] if len(group) > _MOST_LINES else []
-        step = float(np.mean([mark.step for mark in group]))
-        joined.append(Mark(step, "\n".join(lines), sum(mark.weight for mark in group)))
-    return joined
-
-
-def _drawn(mark: Mark, across: float, middle: float, style: str) -> str:
-    tall = min(_LANE - 6, 9 + 3 * float(np.log10(max(mark.weight, 1.0))))
+def _drawn(group: list[Mark], x: Scale, middle: float) -> str:
+    """Returns marks at one position as one rectangle, higher for more trips."""
+    lines = [f"step {mark.step:,.0f}  {mark.text}" for mark in group[:_MOST_LINES]]
+    lines += [f"and {len(group) - _MOST_LINES:,} more"] if len(group) > _MOST_LINES else []
+    count = sum(mark.value or 0.0 for mark in group)
+    tall = min(_LANE - 6, 9 + 3 * math.log10(max(count, 1.0)))
+    left, top, title = float(x(group[0].step or 0.0)) - 2, middle - tall / 2, html.escape("\n".join(lines))
     return (
-        f'<rect class="mark {style}" x="{across - 2:.1f}" y="{middle - tall / 2:.1f}" width="4" height="{tall:.1f}" '
-        f'rx="1.5"><title>{html.escape(mark.text)}</title></rect>'
+        f'<rect class="mark {group[0].style}" x="{left:.1f}" y="{top:.1f}" width="4" height="{tall:.1f}" rx="1.5">'
+        f"<title>{title}</title></rect>"
     )

@@ -24,7 +24,7 @@ from rlstable.config.networks import NetworkConfig
 from rlstable.config.run import CheckpointConfig
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.policy import Policy, load_policy
-from rlstable.policy.policy import NonFiniteAction, choose_action, policy_arrays, policy_spec
+from rlstable.policy.policy import choose_action, policy_arrays, policy_spec
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
 from rlstable.runner.loop import TrainingLoop
@@ -332,45 +332,6 @@ def test_invalid_safe_action_is_rejected(safe: Any) -> None:
         untrained(safe_action=safe)
 
 
-def test_unknown_on_bad_option_lists_the_allowed_values() -> None:
-    with pytest.raises(ValueError, match="on_bad: 'zero' is not one of fallback, raise"):
-        untrained(on_bad="zero")
-
-
-def test_on_bad_raise_names_the_number_of_bad_actions_and_observations() -> None:
-    policy = untrained(on_bad="raise")
-    np.testing.assert_array_equal(bits(policy.act(HEALTHY)), bits(unguarded(policy, HEALTHY)))
-    with pytest.raises(NonFiniteAction) as caught:
-        policy.act(spoilt(1, INF))
-    assert str(caught.value) == (
-        "act: 1 of 3 actions are bad: 1 for an observation that is not finite, 0 not finite for an observation that "
-        "is; the first bad number is obs[1, 2] = inf"
-    )
-    with pytest.raises(NonFiniteAction, match=r"; the first bad number is obs\['state'\]\[2\] = nan$"):
-        untrained(on_bad="raise", named=True).act({"state": spoilt(1, NAN)[1]})
-    with pytest.raises(
-        FloatingPointError, match=r"^step: 3 of 3 actions are bad: 3 for an observation .* finite, 0 not"
-    ):
-        policy.step(policy.start((3,)), np.full((3, 4), NAN))
-    with pytest.raises(NonFiniteAction, match=r"^act: 1 of 1 actions are bad: 0 for an observation .* finite, 1 not"):
-        overflowing("float16", (1.0, -1.0), on_bad="raise").act(np.ones(4))
-    action, carry = policy.step(policy.start((3,)), HEALTHY)
-    np.testing.assert_array_equal(bits(action), bits(unguarded(policy, HEALTHY)))
-    assert int(carry.fallbacks) == 0
-
-
-@pytest.mark.parametrize("around", [jax.jit, jax.vmap])
-def test_on_bad_raise_inside_jit_is_rejected(around: Any) -> None:
-    policy = untrained(on_bad="raise")
-    with pytest.raises(ValueError, match=r"act: on_bad='raise' cannot be used inside jit.*use on_bad='fallback'"):
-        around(policy.act)(HEALTHY)
-    with pytest.raises(ValueError, match="step: on_bad='raise' cannot be used inside jit"):
-        around(lambda obs: policy.step(policy.start(obs.shape[:-1]), obs))(HEALTHY)
-    # Nor may a trace that closes over known numbers.
-    with pytest.raises(ValueError, match="act: on_bad='raise' cannot be used inside jit"):
-        jax.jit(lambda: policy.act(HEALTHY))()
-
-
 def saved(folder: Path, policy: Policy, spec: Mapping[str, Any] | None = None) -> Path:
     """A run folder with this policy, as the runner writes it."""
     state: Any = SimpleNamespace(params=policy.params, normalizer=policy.statistics)
@@ -406,11 +367,9 @@ def test_layer_norm_is_saved_and_loaded_with_the_policy(tmp_path: Path) -> None:
     np.testing.assert_array_equal(bits(policy.act(HEALTHY)), bits(unguarded(original, HEALTHY)))
 
 
-def test_load_policy_accepts_safe_action_and_on_bad(tmp_path: Path) -> None:
+def test_load_policy_accepts_a_safe_action(tmp_path: Path) -> None:
     folder = saved(tmp_path, overflowing("float16", (1.0, -1.0)))
     np.testing.assert_array_equal(load_policy(folder).act(np.ones(4)), np.zeros(2))
     np.testing.assert_array_equal(load_policy(folder, safe_action=SAFE).act(np.ones(4)), SAFE)
-    with pytest.raises(NonFiniteAction):
-        load_policy(folder, on_bad="raise").act(np.ones(4))
     with pytest.raises(ValueError, match=r"safe_action: .* a tuple of 2 finite numbers"):
         load_policy(folder, "latest", safe_action=(1.0,))
