@@ -98,7 +98,7 @@ def chart(
     values = np.concatenate([*drawn, [mark.value for mark in marks if mark.value is not None]])
     y = _y_scale(float(values.min()), float(values.max()), may_be_log, height)
     parts = [_grid(x, y, about)]
-    parts += [_band(line.colour, x(line.x), *map(y, line.band)) for line in lines if line.band is not None]
+    parts += [_band(line.colour, x(line.x), y(line.band[0]), y(line.band[1])) for line in lines if line.band]
     parts += [_path(line, x, y) for line in lines]
     parts += [_mark(mark, x, y) for mark in marks]
     parts.append(f'<line class="cursor" y1="{y.end:g}" y2="{y.start:g}"/>')

@@ -129,7 +129,7 @@ def _runs(jobs: Sequence[Job], varied: Sequence[str], swatches: dict[Values, str
             f'<a href="{_link(job, page_folder)}">{text(job.name)}</a></span>',
             *(text(job.values.get(key, "–")) for key in keys),
             f'<span class="whole">{coloured_ending(job.result)}</span>',
-            number(job.record and job.record.steps, ",.0f"),
+            number(None if job.record is None else job.record.steps, ",.0f"),
             *map(number, _outcome(job)[:2]),
         ]
         for job in jobs

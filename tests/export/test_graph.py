@@ -36,7 +36,7 @@ def test_onnx_of_every_activation_agrees_with_jax(name: str) -> None:
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "a matrix": lambda x: x @ MATRIX,
     "a matrix from the left": lambda x: MATRIX.T @ x,
-    "halves": lambda x: jnp.split(x[:4], 2)[1],
+    "the end": lambda x: jnp.split(x, [2])[1],
     "a choice": lambda x: jnp.where(x > 0.5, x, -x),
     "not equal": lambda x: jnp.where(x != x, 0.0, x),
     "bounds": lambda x: jnp.clip(x, -1.0, 2.0),
