@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 
 _AROUND, _ALONG = 32, 16  # facets of round shapes
+_SQUARE = np.array([[-1.0, -1.0, 1.0], [1.0, -1.0, 1.0], [1.0, 1.0, 1.0], [-1.0, 1.0, 1.0]])
 _INFINITE_PLANE = 100.0  # metres to each side that are drawn of an infinite plane
 UNBOUNDED = (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD)  # kinds of geoms that are ground
 _GROUPS_SHOWN = 3  # MuJoCo's viewers show geoms of groups 0 to 2 by default
@@ -52,10 +53,20 @@ class Scene:
 
 def make_scene(model: Any) -> Scene:
     """The scene of a `mujoco.MjModel`, without sites, tendons and textures."""
-    builder = _Builder(model)
-    geoms = [(geom, colour) for geom, colour in visible_geoms(model) if not is_floor(model, geom)]
-    parts = tuple(part for geom, colour in geoms for part in builder.parts_of(geom, colour))
-    return Scene(tuple(builder.meshes), parts)
+    meshes: dict[Any, Mesh] = {}
+    parts = []
+    for geom, colour in visible_geoms(model):
+        if is_floor(model, geom):
+            continue
+        turn = np.array(model.geom_quat[geom])
+        for key, scale, along in _shapes(model, geom):
+            if key not in meshes:
+                meshes[key] = _mesh_of(model, key)
+            shift = np.empty(3)
+            mujoco.mju_rotVecQuat(shift, np.array([0.0, 0.0, along]), turn)
+            body, position = int(model.geom_bodyid[geom]), model.geom_pos[geom] + shift
+            parts.append(Part([*meshes].index(key), body, position, turn, np.array(scale), colour, key == "plane"))
+    return Scene(tuple(meshes.values()), tuple(parts))
 
 
 def poses(model: Any, positions: np.ndarray) -> np.ndarray:
@@ -114,51 +125,28 @@ def followed_body(model: Any) -> int | None:
     return None
 
 
-class _Builder:
-    """Makes parts, and each mesh only once."""
-
-    def __init__(self, model: Any):
-        self.meshes: list[Mesh] = []
-        self._model = model
-        self._numbers: dict[Any, int] = {}
-
-    def parts_of(self, geom: int, colour: np.ndarray) -> Iterator[Part]:
-        """The parts of a geom."""
-        model, kinds = self._model, mujoco.mjtGeom
-        kind = model.geom_type[geom]
-        size = np.array(model.geom_size[geom])
-        shapes: list[tuple[Any, np.ndarray, np.ndarray]] = []  # key of the mesh, scale, shift along the geom's axis
-        no_shift = np.zeros(3)
-        if kind == kinds.mjGEOM_PLANE:
-            half = np.where(size[:2] > 0, size[:2], _INFINITE_PLANE)
-            shapes.append(("plane", np.array([*half, 1.0]), no_shift))
-        elif kind == kinds.mjGEOM_BOX:
-            shapes.append(("box", size, no_shift))
-        elif kind == kinds.mjGEOM_SPHERE:
-            shapes.append(("sphere", np.full(3, size[0]), no_shift))
-        elif kind == kinds.mjGEOM_ELLIPSOID:
-            shapes.append(("sphere", size, no_shift))
-        elif kind == kinds.mjGEOM_CYLINDER:
-            shapes.append(("cylinder", np.array([size[0], size[0], size[1]]), no_shift))
-        elif kind == kinds.mjGEOM_CAPSULE:
-            end = np.array([0.0, 0.0, size[1]])
-            shapes.append(("tube", np.array([size[0], size[0], size[1]]), no_shift))
-            shapes += [("sphere", np.full(3, size[0]), end), ("sphere", np.full(3, size[0]), -end)]
-        elif kind == kinds.mjGEOM_MESH:
-            shapes.append((("mesh", int(model.geom_dataid[geom])), np.ones(3), no_shift))
-        elif kind == kinds.mjGEOM_HFIELD:
-            shapes.append((("hfield", int(model.geom_dataid[geom])), np.ones(3), no_shift))
-        turn = np.array(model.geom_quat[geom])
-        for key, scale, shift in shapes:
-            position = model.geom_pos[geom] + _rotated(turn, shift)
-            plane = kind == kinds.mjGEOM_PLANE
-            yield Part(self._mesh(key), int(model.geom_bodyid[geom]), position, turn, scale, colour, plane)
-
-    def _mesh(self, key: Any) -> int:
-        if key not in self._numbers:
-            self._numbers[key] = len(self.meshes)
-            self.meshes.append(_shape(self._model, key))
-        return self._numbers[key]
+def _shapes(model: Any, geom: int) -> list[tuple[Any, list[float], float]]:
+    """Key, scale and place along the geom's axis of the meshes that make up a geom."""
+    kinds, data = mujoco.mjtGeom, int(model.geom_dataid[geom])
+    a, b, c = model.geom_size[geom].tolist()
+    match kind_of(model, geom):
+        case kinds.mjGEOM_PLANE:
+            return [("plane", [a or _INFINITE_PLANE, b or _INFINITE_PLANE, 1.0], 0.0)]
+        case kinds.mjGEOM_BOX:
+            return [("box", [a, b, c], 0.0)]
+        case kinds.mjGEOM_SPHERE:
+            return [("sphere", [a, a, a], 0.0)]
+        case kinds.mjGEOM_ELLIPSOID:
+            return [("sphere", [a, b, c], 0.0)]
+        case kinds.mjGEOM_CYLINDER:
+            return [("cylinder", [a, a, b], 0.0)]
+        case kinds.mjGEOM_CAPSULE:
+            return [("tube", [a, a, b], 0.0), ("sphere", [a, a, a], b), ("sphere", [a, a, a], -b)]
+        case kinds.mjGEOM_MESH:
+            return [(("mesh", data), [1.0, 1.0, 1.0], 0.0)]
+        case kinds.mjGEOM_HFIELD:
+            return [(("hfield", data), [1.0, 1.0, 1.0], 0.0)]
+    return []
 
 
 def _colour(model: Any, geom: int) -> np.ndarray:
@@ -170,81 +158,43 @@ def _colour(model: Any, geom: int) -> np.ndarray:
     return colour
 
 
-def _rotated(quaternion: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    result = np.empty(3)
-    mujoco.mju_rotVecQuat(result, vector, quaternion)
-    return result
+def _mesh_of(model: Any, key: Any) -> Mesh:
+    match key:
+        case ("mesh", number):
+            return _model_mesh(model, number)
+        case ("hfield", number):
+            return _height_field(model, number)
+        case "plane":
+            return _flat(_SQUARE[[0, 1, 2, 0, 2, 3]].reshape(2, 3, 3) * [1, 1, 0])
+        case "box":
+            sides = [np.roll(side * _SQUARE, axis, axis=1) for axis in range(3) for side in (1, -1)]
+            turned = [side[:: 1 if number % 2 == 0 else -1] for number, side in enumerate(sides)]
+            return _flat(np.array(turned)[:, [0, 1, 2, 0, 2, 3]].reshape(12, 3, 3))
+        case "sphere":
+            angles = np.linspace(0, np.pi, _ALONG + 1)
+            outline = np.stack([np.sin(angles), np.cos(angles)], axis=1)
+            return _revolved(outline, outline)
+        case "tube":
+            return _revolved([[1, 1], [1, -1]], [[1, 0], [1, 0]])
+    rims = [[0, 1], [1, 1], [1, 1], [1, -1], [1, -1], [0, -1]]
+    return _revolved(rims, [[0, 1], [0, 1], [1, 0], [1, 0], [0, -1], [0, -1]])
 
 
-def _shape(model: Any, key: Any) -> Mesh:
-    if isinstance(key, tuple):
-        kind, number = key
-        return _model_mesh(model, number) if kind == "mesh" else _height_field(model, number)
-    if key == "plane":
-        corners = np.array([[-1, -1, 0], [1, -1, 0], [1, 1, 0], [-1, 1, 0]], float)
-        return _mesh(corners, np.tile([0.0, 0.0, 1.0], (4, 1)), [0, 1, 2, 0, 2, 3])
-    if key == "box":
-        return _box()
-    if key == "sphere":
-        angles = np.linspace(0, np.pi, _ALONG + 1)
-        points = _revolved(np.sin(angles), np.cos(angles))
-        return _mesh(points, points, _strips(_ALONG + 1))
-    tube = _revolved(np.ones(2), np.array([1.0, -1.0]))
-    sides = _mesh(tube, tube * [1, 1, 0], _strips(2))
-    if key == "tube":
-        return sides
-    lids = [_lid(1.0), _lid(-1.0)]
-    return _joined([sides, *lids])
+def _revolved(outline: Any, normals: Any) -> Mesh:
+    """The mesh of an outline around the third axis: radii and heights of its points, `[N, 2]`, and their normals."""
+    turn = np.linspace(0, 2 * np.pi, _AROUND + 1)
+    around = np.stack([np.cos(turn), np.sin(turn), np.ones_like(turn)], axis=1)
+    vertices, directions = (
+        (np.asarray(points, float)[:, None][..., [0, 0, 1]] * around).reshape(-1, 3) for points in (outline, normals)
+    )
+    ring, point = np.meshgrid(np.arange(len(outline) - 1), np.arange(_AROUND), indexing="ij")
+    a = ring * (_AROUND + 1) + point
+    b, c, d = a + 1, a + _AROUND + 1, a + _AROUND + 2
+    return _mesh(vertices, directions, np.stack([a, c, b, b, c, d], axis=-1).reshape(-1))
 
 
 def _mesh(vertices: Any, normals: Any, indices: Any) -> Mesh:
     return Mesh(np.asarray(vertices, np.float32), np.asarray(normals, np.float32), np.asarray(indices, np.uint32))
-
-
-def _joined(meshes: list[Mesh]) -> Mesh:
-    starts = np.cumsum([0, *(len(mesh.vertices) for mesh in meshes[:-1])])
-    indices = np.concatenate([mesh.indices + start for mesh, start in zip(meshes, starts, strict=True)])
-    return _mesh(
-        np.concatenate([mesh.vertices for mesh in meshes]), np.concatenate([mesh.normals for mesh in meshes]), indices
-    )
-
-
-def _revolved(radii: np.ndarray, heights: np.ndarray) -> np.ndarray:
-    """Rings of points, `[rings * (_AROUND + 1), 3]`."""
-    angles = np.linspace(0, 2 * np.pi, _AROUND + 1)
-    ring = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    flat = radii[:, None, None] * ring
-    tall = np.broadcast_to(heights[:, None, None], (*flat.shape[:2], 1))
-    return np.concatenate([flat, tall], axis=2).reshape(-1, 3)
-
-
-def _strips(rings: int) -> np.ndarray:
-    """Vertex numbers of the triangles between neighbouring rings, with normals outwards."""
-    ring, point = np.meshgrid(np.arange(rings - 1), np.arange(_AROUND), indexing="ij")
-    a = ring * (_AROUND + 1) + point
-    b, c, d = a + 1, a + _AROUND + 1, a + _AROUND + 2
-    return np.stack([a, c, b, b, c, d], axis=-1).reshape(-1)
-
-
-def _lid(height: float) -> Mesh:
-    rim = _revolved(np.ones(1), np.array([height]))
-    points = np.concatenate([rim, [[0.0, 0.0, height]]])
-    first = np.arange(_AROUND)
-    middle = np.full(_AROUND, len(rim))
-    corners = [first, first + 1, middle] if height > 0 else [first + 1, first, middle]
-    return _mesh(points, np.tile([0.0, 0.0, np.sign(height)], (len(points), 1)), np.stack(corners, axis=1).reshape(-1))
-
-
-def _box() -> Mesh:
-    faces = []
-    for axis in range(3):
-        for side in (1.0, -1.0):
-            normal = side * np.eye(3)[axis]
-            u = np.eye(3)[(axis + 1) % 3] * side
-            v = np.eye(3)[(axis + 2) % 3]
-            corners = np.array([normal - u - v, normal + u - v, normal + u + v, normal - u + v])
-            faces.append(_mesh(corners, np.tile(normal, (4, 1)), [0, 1, 2, 0, 2, 3]))
-    return _joined(faces)
 
 
 def _model_mesh(model: Any, number: int) -> Mesh:
