@@ -16,7 +16,6 @@ from toys import tiny_config
 from rlstable.config import Config
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import compare
-from rlstable.runner.host_state import HostState
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise import incident
 from rlstable.supervise.incident import IncidentMemory, read
@@ -164,11 +163,6 @@ def test_checkpoint_does_not_depend_on_whether_incidents_are_on(tmp_path: Path) 
     )
     manifest = next(tmp_path.glob("checkpoints/2/manifest/*")).read_text()
     assert "incident" not in manifest
-
-
-def test_checkpoint_of_an_older_version_has_no_incidents() -> None:
-    assert HostState.of({"iteration": 3}).incidents == IncidentMemory()
-    assert HostState.of({"incidents": {"count": 2, "last": 9}}).incidents == IncidentMemory(2, 9)
 
 
 @pytest.mark.slow

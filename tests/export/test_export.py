@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ import pytest
 from commands import exit_code
 from toys import tiny_config
 
-from rlstable.api import fit
 from rlstable.config import ConfigError
 from rlstable.export import formats
 from rlstable.export.__main__ import main
 from rlstable.export.function import policy_function
 from rlstable.policy import load_policy
-from rlstable.policy.environment import load_policy_environment
 from rlstable.policy.saved_run import open_run
 from rlstable.runner.loop import TrainingLoop
 
@@ -106,43 +103,6 @@ def test_every_kind_of_network_is_exported(sections: dict[str, Any], tmp_path: P
     )
     close = 1e-5 if trained_in == "float32" else 0.1  # bfloat16 has three digits, and some samples are large
     np.testing.assert_allclose(onnx_actions(onnx, function.samples), own, atol=close)
-
-
-@pytest.mark.slow
-def test_exported_files_earn_the_return_of_the_policy(tmp_path: Path) -> None:
-    """Cheetahs of C MuJoCo from the same first states, with a policy that has learned to run.
-
-    A difference in the last digit grows with every step, so only the average of whole episodes is compared.
-    """
-    fit(
-        "halfcheetah",
-        run_dir=tmp_path,
-        total_steps=100_000,
-        overrides=["recipe_for=cpu", "logging=quiet", "eval.num_evals=0"],
-    )
-    saved = open_run(tmp_path)
-    function = policy_function(saved)
-    formats.write_onnx(function, tmp_path / "policy.onnx")
-    formats.write_stablehlo(function, tmp_path / "policy.stablehlo")
-    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
-    loaded = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
-    env = load_policy_environment(saved, 32, deterministic=True, backend="native").env
-    reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
-
-    def rewards(act: Callable[[np.ndarray], Any]) -> np.ndarray:
-        state, found = reset(jax.random.split(jax.random.PRNGKey(5), 32)), []
-        for _ in range(1000):
-            state = step(state, np.asarray(act(np.asarray(state.obs))))
-            found.append(np.asarray(state.reward))
-        return np.array(found)
-
-    own = rewards(load_policy(tmp_path).act)
-    assert own.sum(0).mean() > 100.0
-    for exported in (lambda obs: session.run(["action"], {"observation": obs})[0], loaded.call):
-        found = rewards(exported)
-        np.testing.assert_allclose(found[:5], own[:5], atol=1e-3)
-        error = np.hypot(found.sum(0).std(), own.sum(0).std()) / np.sqrt(32)
-        assert found.sum(0).mean() == pytest.approx(own.sum(0).mean(), abs=3.0 * error)
 
 
 def test_onnx_file_contains_its_metadata(run_dir: Path, tmp_path: Path) -> None:
