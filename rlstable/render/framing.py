@@ -127,18 +127,13 @@ def _corners(model: Any, poses: np.ndarray, geoms: list[int]) -> np.ndarray:
 
 def _matrix(quaternions: np.ndarray) -> np.ndarray:
     """Rotation matrices `[..., 3, 3]` of unit quaternions `[..., 4]`."""
-    w, x, y, z = np.moveaxis(quaternions, -1, 0)
-    rows = [
-        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-    ]
-    return np.stack([np.stack(row, axis=-1) for row in rows], axis=-2)
+    from scipy.spatial.transform import Rotation  # its import is slow, and only drawing needs it
+
+    return np.asarray(Rotation.from_quat(quaternions, scalar_first=True).as_matrix())
 
 
 def _smoothed(path: np.ndarray, width: float) -> np.ndarray:
     """Gaussian average of a path `[T, 3]` over `width` states to each side; its ends continue as they are."""
-    reach = min(math.ceil(3 * width), 10 * len(path))
-    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / max(width, 1e-9)) ** 2)
-    padded = np.pad(path, ((reach, reach), (0, 0)), mode="edge")
-    return np.stack([np.convolve(axis, weights / weights.sum(), mode="valid") for axis in padded.T], axis=1)
+    from scipy.ndimage import gaussian_filter1d
+
+    return np.asarray(gaussian_filter1d(path, width, axis=0, mode="nearest"))
