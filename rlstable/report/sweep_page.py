@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.report.chart import Line, chart, mean_of
-from rlstable.report.markup import COLOURS, code, coloured_ending, document, number, stop_reason, swatch, table, text
+from rlstable.report.markup import COLOURS, coloured_ending, document, number, stop_reason, swatch, table, text
 from rlstable.report.run_record import RETURN
 from rlstable.report.sweep import Job, Setting, Values, how_sure, interval, no_best, settings_of, varied_keys
 
@@ -32,7 +32,6 @@ def sweep_page(folder: Path, jobs: Sequence[Job], page_folder: Path | None = Non
         _best(jobs, settings, varied),
         _curves(settings[:COLOURS], varied, len(settings)),
         _settings(settings, varied, swatches),
-        _equal(settings, varied),
         _runs(jobs, varied, swatches, page_folder or folder),
     ]
     return document(title, parts)
@@ -112,13 +111,6 @@ def _settings(settings: Sequence[Setting], varied: Sequence[str], swatches: dict
         '<p class="faint">The return of a run is that of the policy that it hands over, confirmed if possible. The '
         "return of a setting is the interquartile mean over its seeds.</p>"
     )
-
-
-def _equal(settings: Sequence[Setting], varied: Sequence[str]) -> str:
-    """Returns the overrides that all settings share, folded."""
-    rows = [[code(key), code(value)] for key, value in (settings[0].values if settings else ()) if key not in varied]
-    title = f"{_counted(len(rows), 'override')} equal in all runs"
-    return f"<details><summary>{title}</summary>{table(['key', 'value'], rows)}</details>" if rows else ""
 
 
 def _runs(jobs: Sequence[Job], varied: Sequence[str], swatches: dict[Values, str], page_folder: Path) -> str:

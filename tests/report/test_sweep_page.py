@@ -94,12 +94,6 @@ def test_stop_reasons_have_the_colours_of_the_page_of_a_run(sweep: Path) -> None
         assert re.search(rf'<span class="{style}" title="[^"]+">{name}</span> 1', page)
 
 
-def test_equal_overrides_are_folded(sweep: Path) -> None:
-    page = page_of(sweep)
-    assert "<details><summary>1 override equal in all runs</summary>" in page
-    assert "<code>env</code></td><td><code>ant</code>" in page
-
-
 def test_curves_have_one_colour_and_one_legend_entry_per_setting(sweep: Path) -> None:
     page = page_of(sweep)
     legend = page[page.index('<span class="legend') : page.index("</figcaption>")]
