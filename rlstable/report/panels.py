@@ -69,7 +69,8 @@ def curves(records: Sequence[RunRecord], of_seeds: bool) -> str:
     if not (first or rest):
         return "<h2>Curves</h2><p>The run logged no metrics.</p>" if not any(record.rows for record in records) else ""
     shown, folded = (f'<div class="charts">{"".join(figures)}</div>' for figures in (first, rest))
-    return f"<h2>Curves</h2>{shown}<details><summary>{len(rest)} more curves</summary>{folded}</details>"
+    more = f"<details><summary>{len(rest)} more curves</summary>{folded}</details>" if rest else ""
+    return f"<h2>Curves</h2>{shown}{more}"
 
 
 def figure(panel: Panel, records: Sequence[RunRecord], of_seeds: bool) -> str:
