@@ -7,7 +7,7 @@ A guard's fields are its configuration; its state is passed in and out. The site
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -46,14 +46,17 @@ class Verdict(NamedTuple):
 
 
 class Guard(Protocol):
-    """Protocol of all guards. `ctx` is the context of the site, and `ctx.value` is the value to check."""
+    """Base and protocol of all guards. `ctx` is the context of the site, and `ctx.value` is the value to check.
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """Names of the causes of a trip. If several causes apply, the first one is counted."""
+    Attributes:
+        causes: Names of the causes of a trip. If several causes apply, the first one is counted.
+    """
+
+    causes: ClassVar[tuple[str, ...]]
 
     def init(self) -> GuardState:
-        """The initial state."""
+        """The initial state: no trips, no memory."""
+        return GuardState(no_trips(self.causes))
 
     def apply(self, ctx: Any, state: GuardState) -> Verdict:
         """Checks `ctx.value`."""
@@ -64,11 +67,7 @@ MoreGuards = Mapping[str, Mapping[str, Any]]
 
 
 def check_more(more: MoreGuards, taken: Collection[str]) -> None:
-    """Checks the sites and names of the user's additional guards.
-
-    Args:
-        more: Additional guards, by site and name.
-        taken: Names of the configured guards.
+    """Checks the sites and names of the user's additional guards; `taken` are the configured guards.
 
     Raises:
         ConfigError: A site does not exist, or two guards have the same name.
@@ -96,9 +95,16 @@ def fold(guards: Mapping[str, Guard], ctx: Any, states: Mapping[str, GuardState]
     for name, guard in guards.items():
         verdict = guard.apply(ctx, states[name])
         ctx = ctx._replace(value=verdict.value)
-        ok = verdict.ok if ok is True else ok & verdict.ok
+        ok = both(ok, verdict.ok)
         new_states[name] = verdict.state
     return Verdict(ctx.value, ok, new_states)
+
+
+def both(ok: jax.Array | bool, also: jax.Array | bool) -> jax.Array | bool:
+    """`ok & also`, where a Python `True` means that nothing was checked, and traces nothing."""
+    if ok is True or also is True:
+        return also if ok is True else ok
+    return ok & also
 
 
 def initial_states(guards: Mapping[str, Guard], memories: Mapping[str, PyTree]) -> dict[str, GuardState]:
@@ -109,10 +115,7 @@ def initial_states(guards: Mapping[str, Guard], memories: Mapping[str, PyTree]) 
 def select(ok: jax.Array | bool, accepted: PyTree, previous: PyTree) -> PyTree:
     """`accepted` where ok, else `previous`. Uses `jnp.where`, because in a product `0 * nan` is `nan`.
 
-    Args:
-        ok: Scalar, or an array over the leading axes of every leaf. A Python `True` traces nothing.
-        accepted: Result where ok.
-        previous: Result elsewhere; same structure.
+    `ok` is a scalar, or an array over the leading axes of every leaf. A Python `True` traces nothing.
     """
     if ok is True:
         return accepted
@@ -129,29 +132,14 @@ def no_trips(causes: tuple[str, ...]) -> jax.Array:
 
 
 def count_first(bad: jax.Array) -> jax.Array:
-    """Counts bad samples by their first cause, so that each sample counts once.
-
-    Args:
-        bad: bool `[causes, ...]`.
-
-    Returns:
-        int32 `[causes]`.
-    """
+    """Counts bad samples, bool `[causes, ...]`, by their first cause, so that each sample counts once."""
     causes = jnp.arange(bad.shape[0]).reshape(-1, *(1,) * (bad.ndim - 1))
     first = jnp.argmax(bad, axis=0, keepdims=True) == causes
     return jnp.sum(bad & first, axis=tuple(range(1, bad.ndim)), dtype=jnp.int32)
 
 
 def all_finite(tree: PyTree, batch_dims: int = 0) -> jax.Array:
-    """Whether every float in `tree` is finite, per leading index.
-
-    Args:
-        tree: Any pytree; integer and boolean leaves count as finite.
-        batch_dims: Number of leading axes that are not reduced.
-
-    Returns:
-        bool, with the shape of these leading axes.
-    """
+    """Whether every float in `tree` is finite, bool with the shape of the first `batch_dims` axes."""
     return _every(tree, batch_dims, jnp.isfinite)
 
 
@@ -166,15 +154,8 @@ def all_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.Ar
 def norm_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.Array:
     """Whether the Euclidean norm of all floats in `tree` is at most `limit`; never true with NaN or infinity.
 
-    For large trees: a sum of squares is faster than the comparisons of `all_within`.
-
-    Args:
-        tree: Any pytree.
-        limit: Largest norm, at most `GREATEST_NORM`; None only requires finite floats.
-        batch_dims: Number of leading axes that are not reduced.
-
-    Returns:
-        bool, with the shape of these leading axes.
+    For large trees: a sum of squares is faster than the comparisons of `all_within`. No norm above `GREATEST_NORM`
+    passes a limit; a limit of None only requires finite floats.
     """
     if limit is None:
         return all_finite(tree, batch_dims)
@@ -192,13 +173,9 @@ def norm_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.A
 
 
 def _every(tree: PyTree, batch_dims: int, predicate: Any) -> jax.Array:
-    every: jax.Array | None = None
-    for leaf in jax.tree.leaves(tree):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            continue
-        fine = jnp.all(predicate(leaf), axis=tuple(range(batch_dims, leaf.ndim)))
-        every = fine if every is None else every & fine
-    if every is not None:
-        return every
     leaves = jax.tree.leaves(tree)
-    return jnp.ones(leaves[0].shape[:batch_dims] if leaves else (), bool)
+    every: jax.Array | bool = True
+    for leaf in leaves:
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            every = both(every, jnp.all(predicate(leaf), axis=tuple(range(batch_dims, leaf.ndim))))
+    return jnp.ones(leaves[0].shape[:batch_dims] if leaves else (), bool) if isinstance(every, bool) else every

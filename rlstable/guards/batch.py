@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
-from rlstable.guards import outlier
+from rlstable.guards import masked, outlier
 from rlstable.guards.base import Guard, GuardState, Verdict, count_first, no_trips, norm_within, select
 
 
@@ -25,7 +25,7 @@ class BatchContext(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class FiniteSamplesGuard:
+class FiniteSamplesGuard(Guard):
     """Trips where a sample's observation, policy output, value estimate or reward is not finite, or far too large.
 
     The env guard already replaces bad environments. The bad numbers that remain come from the networks, for example
@@ -39,14 +39,7 @@ class FiniteSamplesGuard:
 
     max_norm: float | None
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The bad part of the sample."""
-        return ("observation", "policy", "value", "reward")
-
-    def init(self) -> GuardState:
-        """No trips."""
-        return GuardState(no_trips(self.causes))
+    causes: ClassVar[tuple[str, ...]] = ("observation", "policy", "value", "reward")
 
     def apply(self, ctx: BatchContext, state: GuardState) -> Verdict:
         """Marks bad samples invalid. Samples that were already invalid are not counted again."""
@@ -61,7 +54,7 @@ class FiniteSamplesGuard:
                 norm_within(data.reward, self.max_norm, 2),
             ]
         )
-        alive = jnp.ones_like(fine[0]) if data.valid is None else data.valid
+        alive = masked.filled(data.valid, data.reward)
         ok = jnp.all(fine, axis=0)
         # An observation that made a network overflow would do so again in the loss, so it becomes 0.
         usable = jnp.all(fine[:3], axis=0)
@@ -78,7 +71,7 @@ class FiniteSamplesGuard:
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardOutlierGuard:
+class RewardOutlierGuard(Guard):
     """Trips where a reward exceeds `factor` times the largest accepted reward so far.
 
     A reward of -65,882 among unit rewards is wrong, but 100 after many zeros may be the task's reward. The first batch
@@ -93,10 +86,7 @@ class RewardOutlierGuard:
 
     factor: float
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The only cause."""
-        return ("outlier",)
+    causes: ClassVar[tuple[str, ...]] = ("outlier",)
 
     def init(self) -> GuardState:
         """No trips, no reward so far."""
@@ -105,7 +95,7 @@ class RewardOutlierGuard:
     def apply(self, ctx: BatchContext, state: GuardState) -> Verdict:
         """Marks outliers invalid. All devices share the same bound."""
         data, usual = ctx.value, state.memory
-        alive = jnp.ones_like(data.reward, bool) if data.valid is None else data.valid
+        alive = masked.filled(data.valid, data.reward)
         known = jnp.where(usual.level > 0, usual.level, _typical(data.reward, alive))
         ok = outlier.within(data.reward, usual._replace(level=known), self.factor)
         bad = ~ok & alive

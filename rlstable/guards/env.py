@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def named(simulated: Any, names: tuple[str, ...]) -> list[jax.Array]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Quarantine:
+class Quarantine(Guard):
     """Trips where any float of an environment state is not finite, or exceeds its limit.
 
     Brax's own health checks are comparisons, which NaN passes. This guard checks every float leaf of the state,
@@ -79,14 +79,7 @@ class Quarantine:
     max_abs_reward: float | None = None
     max_other_norm: float | None = None
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """Bad part of the environment, in the order in which a bad number spreads."""
-        return ("action", "physics", "observation", "reward", "done", "metrics", "info")
-
-    def init(self) -> GuardState:
-        """No trips."""
-        return GuardState(no_trips(self.causes))
+    causes: ClassVar[tuple[str, ...]] = ("action", "physics", "observation", "reward", "done", "metrics", "info")
 
     @property
     def causes_of_overflow(self) -> tuple[str, ...]:

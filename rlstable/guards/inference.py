@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rlstable.guards.base import GuardState, Verdict, all_finite, count_first, no_trips, select
+from rlstable.guards.base import Guard, GuardState, Verdict, all_finite, count_first, no_trips, select
 
 
 class ActionContext(NamedTuple):
@@ -26,7 +26,7 @@ class ActionContext(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class InferenceGuard:
+class InferenceGuard(Guard):
     """Replaces a bad action by the last good action, separately for each batch element.
 
     `memory` is the last good action, `[..., A]`; at first, it is the safe action.
@@ -37,10 +37,7 @@ class InferenceGuard:
 
     safe_action: tuple[float, ...]
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The non-finite part: the observation, or only the action."""
-        return ("observation", "action")
+    causes: ClassVar[tuple[str, ...]] = ("observation", "action")
 
     def init(self, batch_shape: tuple[int, ...] = ()) -> GuardState:
         """No trips, and the safe action for every batch element."""

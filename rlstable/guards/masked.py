@@ -13,29 +13,27 @@ Mask = jax.Array | None
 
 
 def share(valid: Mask) -> jax.Array | None:
-    """The share of valid samples over all devices, at least one sample, so that a division is safe.
-
-    Returns:
-        Scalar, or None without a mask.
-    """
+    """The share of valid samples over all devices, at least one sample: a division is safe. None without a mask."""
     if valid is None:
         return None
     one = 1.0 / (valid.size * sharding.device_count())
     return jnp.maximum(sharding.mean(jnp.mean(valid.astype(jnp.float32))), one)
 
 
-def any_valid(valid: jax.Array) -> jax.Array:
-    """Whether any device has a valid sample."""
-    return sharding.maximum(jnp.any(valid).astype(jnp.int32)) > 0
+def filled(valid: Mask, like: jax.Array) -> jax.Array:
+    """The mask as an array; True for every element of `like` without a mask."""
+    return jnp.ones(like.shape, bool) if valid is None else valid
+
+
+def any_valid(valid: Mask) -> jax.Array | bool:
+    """Whether any device has a valid sample; a Python `True` without a mask."""
+    return True if valid is None else sharding.maximum(jnp.any(valid).astype(jnp.int32)) > 0
 
 
 def mean(x: jax.Array, valid: Mask, valid_share: jax.Array | None) -> jax.Array:
     """This device's part of the mean over valid samples. The average of all devices' parts is the mean.
 
-    Args:
-        x: `[...]`; values of invalid samples are ignored and may be NaN.
-        valid: Mask of the same shape.
-        valid_share: Share of valid samples of this batch, or of a larger batch that was split into equal parts.
+    Invalid samples may be NaN. `valid_share` may be that of a larger batch that was split into equal parts.
     """
     if valid is None or valid_share is None:
         return jnp.mean(x)

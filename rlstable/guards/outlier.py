@@ -35,24 +35,12 @@ def initial() -> UsualMagnitude:
 
 
 def within(x: jax.Array, usual: UsualMagnitude, factor: float) -> jax.Array:
-    """Whether magnitudes are at most `factor` times the usual magnitude; never true of NaN or infinity.
-
-    Args:
-        x: Any shape.
-        usual: Magnitude to compare with.
-        factor: Largest allowed multiple of the usual magnitude.
-    """
+    """Whether magnitudes are at most `factor` times the usual magnitude; never true of NaN or infinity."""
     bound = factor * jnp.maximum(usual.level, LEAST) * usual.allowance
     return jnp.isfinite(x) & ((jnp.abs(x) <= bound) | ~(usual.level > 0))
 
 
 def update(usual: UsualMagnitude, level: jax.Array, tripped: jax.Array) -> UsualMagnitude:
-    """Updates the usual magnitude.
-
-    Args:
-        usual: Old value.
-        level: New magnitude of accepted numbers.
-        tripped: Whether a number was rejected.
-    """
+    """The usual magnitude with a new level of accepted numbers; a trip raises the allowance."""
     wider = jnp.minimum(usual.allowance * _WIDEN, _WIDEST)
     return UsualMagnitude(level, jnp.where(tripped, wider, usual.allowance))

@@ -6,9 +6,8 @@ patience, the supervisor recovers the run, or the run ends with the guard's name
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,15 +69,8 @@ class StreakMemory(NamedTuple):
     scale: jax.Array
 
 
-class StateSiteGuard(Guard, Protocol):
-    """A guard with a patience."""
-
-    def exhausted(self, state: GuardState) -> jax.Array:
-        """Whether the guard tripped so often in a row that the run must stop or recover."""
-
-
 @dataclasses.dataclass(frozen=True)
-class _Patient(abc.ABC):
+class StateSiteGuard(Guard):
     """Base of this site's guards, which repair nothing.
 
     Attributes:
@@ -87,17 +79,12 @@ class _Patient(abc.ABC):
 
     patience: int
 
-    @property
-    @abc.abstractmethod
-    def causes(self) -> tuple[str, ...]:
-        """Causes of a trip."""
-
     def init(self) -> GuardState:
         """No trips."""
         return GuardState(no_trips(self.causes), StreakMemory(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)))
 
     def exhausted(self, state: GuardState) -> jax.Array:
-        """Whether the trips in a row have reached the patience."""
+        """Whether the guard tripped so often in a row that the run must stop or recover."""
         return state.memory.length >= self.patience
 
     def _verdict(
@@ -111,7 +98,7 @@ class _Patient(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class FiniteStateGuard(_Patient):
+class FiniteStateGuard(StateSiteGuard):
     """Trips when parameters, optimizer state or observation statistics are not finite, or far too large.
 
     Attributes:
@@ -122,10 +109,7 @@ class FiniteStateGuard(_Patient):
     max_parameter_norm: float | None
     max_other_norm: float | None
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The bad part of the training state."""
-        return ("parameters", "optimizer", "normalizer")
+    causes: ClassVar[tuple[str, ...]] = ("parameters", "optimizer", "normalizer")
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
         """Checks the training state."""
@@ -140,7 +124,7 @@ class FiniteStateGuard(_Patient):
 
 
 @dataclasses.dataclass(frozen=True)
-class StormGuard(_Patient):
+class StormGuard(StateSiteGuard):
     """Trips when too large a share of an iteration's samples is invalid.
 
     Attributes:
@@ -149,10 +133,7 @@ class StormGuard(_Patient):
 
     max_share: float
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The only cause."""
-        return ("environments",)
+    causes: ClassVar[tuple[str, ...]] = ("environments",)
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
         """Checks the share of valid samples."""
@@ -160,7 +141,7 @@ class StormGuard(_Patient):
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueLossGuard(_Patient):
+class ValueLossGuard(StateSiteGuard):
     """Trips when the value loss is larger than any return of this task could explain.
 
     The largest possible return is the largest reward times the horizon, 1 / (1 - discount). So the first sparse reward,
@@ -177,10 +158,7 @@ class ValueLossGuard(_Patient):
     discount: float
     coefficient: float
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The only cause."""
-        return ("exploded",)
+    causes: ClassVar[tuple[str, ...]] = ("exploded",)
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
         """Checks the value loss. `memory.scale` is the largest reward so far."""
@@ -195,7 +173,7 @@ class ValueLossGuard(_Patient):
 
 
 @dataclasses.dataclass(frozen=True)
-class PolicyGuard(_Patient):
+class PolicyGuard(StateSiteGuard):
     """Trips when the policy changed too much, or its standard deviation or entropy left the bounds.
 
     Attributes:
@@ -210,10 +188,7 @@ class PolicyGuard(_Patient):
     max_std: float | None
     min_entropy: float | None
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The quantity that left its bounds."""
-        return ("kl", "std_collapsed", "std_exploded", "entropy_collapsed")
+    causes: ClassVar[tuple[str, ...]] = ("kl", "std_collapsed", "std_exploded", "entropy_collapsed")
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
         """Checks the means over the iteration's accepted updates."""

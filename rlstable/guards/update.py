@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ class UpdateContext(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class FiniteUpdateGuard:
+class FiniteUpdateGuard(Guard):
     """Trips when the gradient, the candidate parameters or the candidate optimizer state are bad.
 
     The guard reads three norms that SGD computes anyway. It checks the gradient before clipping, because clipping turns
@@ -49,14 +49,7 @@ class FiniteUpdateGuard:
     max_parameter_norm: float | None
     thorough: bool
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The bad part of the candidate."""
-        return ("gradient", "parameters", "optimizer")
-
-    def init(self) -> GuardState:
-        """No trips."""
-        return GuardState(no_trips(self.causes))
+    causes: ClassVar[tuple[str, ...]] = ("gradient", "parameters", "optimizer")
 
     def apply(self, ctx: UpdateContext, state: GuardState) -> Verdict:
         """Checks the candidate. If the verdict is not ok, the caller keeps the old state."""
@@ -74,7 +67,7 @@ class FiniteUpdateGuard:
 
 
 @dataclasses.dataclass(frozen=True)
-class SpikeGuard:
+class SpikeGuard(Guard):
     """Trips when the gradient norm is far above the geometric running mean of accepted norms.
 
     Clipping would bound the length of such a step, but one bad sample would still decide its direction. A norm that is
@@ -86,10 +79,7 @@ class SpikeGuard:
 
     factor: float
 
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The only cause."""
-        return ("spike",)
+    causes: ClassVar[tuple[str, ...]] = ("spike",)
 
     def init(self) -> GuardState:
         """No trips, no norm so far."""

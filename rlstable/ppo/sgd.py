@@ -15,7 +15,7 @@ from rlstable.device.packed import PackedDict
 from rlstable.device.precision import Precision
 from rlstable.device.trees import PyTree
 from rlstable.guards import masked
-from rlstable.guards.base import Guard, GuardState, fold, select
+from rlstable.guards.base import Guard, GuardState, both, fold, select
 from rlstable.guards.update import UpdateContext
 from rlstable.ppo import kl_limiter
 from rlstable.ppo.networks import Params
@@ -195,14 +195,14 @@ class SGD:
             candidate.parameter_norm,
         )
         (new_params, new_opt), ok, guard_state = fold(self.guards, context, carry.guard_state)
-        ok = proposal.usable if ok is True else ok & proposal.usable
+        ok = both(ok, proposal.usable)
         limit = kl_limiter.limit(self.config, proposal.tuning)
         updating, skipped, tuning = kl_limiter.check(carry.skipped, metrics, proposal.tuning, limit)
         if updating is not True:
             # If the distance is NaN, guards must see the update: one of them may know the cause.
             is_nan = kl_limiter.still_updating(carry.skipped) & jnp.isnan(metrics["training/policy_distance"])
             expected_rejection |= ~updating & ~is_nan
-            ok = updating if ok is True else ok & updating
+            ok = both(ok, updating)
         if expected_rejection is not False:
             guard_state = select(jnp.logical_not(expected_rejection), guard_state, carry.guard_state)
         packed = PackedDict.of(metrics | self._metrics(proposal, tuning))
@@ -228,7 +228,7 @@ class SGD:
             gradients = {**gradients, "policy": jax.tree.map(lambda g: jnp.where(held, 0.0, g), gradients["policy"])}
         norm = optax.global_norm(gradients)
 
-        usable: Mask = True if valid is None else masked.any_valid(valid)
+        usable: Mask = masked.any_valid(valid)
         expected_rejection: Mask = False
         updating = kl_limiter.still_updating(carry.skipped)
         if self.precision.loss_scale is not None:

@@ -331,7 +331,7 @@ def percentile_99(x: jax.Array, valid: masked.Mask) -> jax.Array:
 
     Sorts only the largest hundredth: a sort of all numbers takes as long as a forward pass of a small policy.
     """
-    used = jnp.ones(x.shape, bool) if valid is None else valid
+    used = masked.filled(valid, x)
     position = 0.01 * (jnp.maximum(jnp.sum(used), 1) - 1)  # from the largest number
     largest = jax.lax.top_k(jnp.where(used, x, -jnp.inf).ravel(), math.ceil(0.01 * (x.size - 1)) + 1)[0]
     below = jnp.floor(position).astype(jnp.int32)
