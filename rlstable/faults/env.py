@@ -21,22 +21,15 @@ PROBES = _KEY, _PROBE = ("injection_key", "injection_probe")
 
 
 class FaultyEnv:
-    """One environment with faults in its resets and steps.
-
-    Args:
-        env: A healthy environment.
-        injection: The fault to inject.
-    """
+    """One environment with faults in its resets and steps."""
 
     def __init__(self, env: Any, injection: Injection):
-        self._env = env
-        self._injection = injection
+        self._env, self._injection = env, injection
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
     def reset(self, rng: jax.Array) -> Any:
-        """A first state; the fault `reset` changes physics and observation."""
         state = self._env.reset(rng)
         key, key_reset = jax.random.split(jax.random.fold_in(rng, 1))
         hit = self._injection.hits("reset", key_reset)
@@ -47,7 +40,6 @@ class FaultyEnv:
         return state.replace(info=info, metrics={**state.metrics, _PROBE: zero})
 
     def step(self, state: Any, action: jax.Array) -> Any:
-        """The state after a step, with the faults of this step."""
         injection, value = self._injection, self._injection.fault.value
         info = dict(state.info)
         key, probe = info.pop(_KEY), info.pop(_PROBE)
@@ -73,10 +65,9 @@ class FaultyEnv:
 def _corrupt_physics(state: Any, names: tuple[str, ...], hit: jax.Array, value: jax.Array) -> Any:
     """Overwrites the first element of the named physics arrays, if the physics has them and the fault hits."""
     simulated = physics(state)
-    field = physics_field(state)
     arrays = {name: getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None}
     corrupted = {name: x.at[0].set(jnp.where(hit, value.astype(x.dtype), x[0])) for name, x in arrays.items()}
-    return state.replace(**{field: simulated.replace(**corrupted)}) if corrupted else state
+    return state.replace(**{physics_field(state): simulated.replace(**corrupted)}) if corrupted else state
 
 
 def _corrupt_observation(observation: Any, hit: jax.Array, value: jax.Array) -> Any:
@@ -92,10 +83,6 @@ def inject_into(env: Any, injection: Injection) -> VectorEnv:
 
 def faulty_env(env: VectorEnv, config: FaultConfig) -> VectorEnv:
     """Environments with the faults of a configuration, active from the first reset.
-
-    Args:
-        env: Healthy environments.
-        config: The fault; a fault at another site changes nothing.
 
     Raises:
         ConfigError: The fault is at the solver's warm start, and the physics has none.

@@ -13,12 +13,7 @@ from rlstable.io.checkpoint import Checkpoints
 
 
 class FailingCheckpoints(Checkpoints):
-    """Checkpoints on a disk that is full in some iterations.
-
-    Args:
-        fault: Iterations and probability of the fault.
-        *args: As for `Checkpoints`.
-    """
+    """Checkpoints on a disk that is full in some iterations."""
 
     def __init__(self, fault: FaultConfig, *args: Any):
         self._fault = fault
@@ -37,7 +32,6 @@ class FailingSink:
         self._fault = fault
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Raises `ConnectionError` while the fault is active."""
         if strikes(self._fault, int(metrics.get("training/iteration") or 0)):
             raise ConnectionError("the service does not answer")
 

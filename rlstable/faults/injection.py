@@ -32,7 +32,6 @@ class Fault(NamedTuple):
 
 
 def as_data(config: FaultConfig) -> Fault:
-    """Converts the configuration of a fault into arrays."""
     end = FOREVER if config.iterations is None else config.start + config.iterations
     return Fault(
         jnp.int32(SITES.index(str(config.site))),
@@ -44,12 +43,7 @@ def as_data(config: FaultConfig) -> Fault:
 
 
 class Injection(NamedTuple):
-    """A fault in one iteration.
-
-    Attributes:
-        fault: The fault.
-        active: Whether the fault is active in this iteration, bool scalar.
-    """
+    """A fault in one iteration, in which it is `active` or not (bool scalar)."""
 
     fault: Fault
     active: jax.Array

@@ -1,4 +1,4 @@
-"""Faults of PPO in rollout, loss, gradient and optimizer; `arm` adds them to a healthy PPO."""
+"""Faults of PPO in rollout, gradient, optimizer and training state; `arm` adds them to a healthy PPO."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rlstable.config.faults import FaultConfig
 from rlstable.config.supervise import MATMUL_LEVELS
 from rlstable.device.counter import WideCounter
 from rlstable.device.transforms import apply_if
+from rlstable.device.trees import PyTree
 from rlstable.faults.env import inject_into
 from rlstable.faults.injection import FOREVER, SITES, Fault, Injection, as_data
 from rlstable.guards.base import select
@@ -24,27 +25,29 @@ from rlstable.ppo.rollout import Rollout
 from rlstable.ppo.state import Metrics, TrainState
 
 
-@dataclasses.dataclass(frozen=True)
-class FaultyOptimizer(Optimizer):
+class FaultyOptimizer:
     """An optimizer that computes as if parameters, moments and epsilon were float16, if the fault hits.
 
     This failure happened in TRELLIS: epsilon and the second moment of a small gradient underflow, and the step is
     0 / 0.
     """
 
-    injection: Injection = dataclasses.field(kw_only=True)
+    def __init__(self, optimizer: Optimizer, injection: Injection):
+        self._optimizer, self._injection = optimizer, injection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
 
     def candidate(
-        self, gradients: Any, gradient_norm: jax.Array, opt_state: Any, params: Any, rates: Rates, *more: Any
+        self, gradients: PyTree, gradient_norm: jax.Array, opt_state: PyTree, params: PyTree, rates: Rates, *more: Any
     ) -> Candidate:
-        """The candidate update, in float16 if the fault hits."""
-        healthy = super().candidate(gradients, gradient_norm, opt_state, params, rates, *more)
+        healthy = self._optimizer.candidate(gradients, gradient_norm, opt_state, params, rates, *more)
         mean, square = (_to_float16(optax.tree.get(healthy.opt_state, name)) for name in ("mu", "nu"))
-        epsilon = _to_float16(jnp.float32(self.config.optimizer.eps))
+        epsilon = _to_float16(jnp.float32(self._optimizer.config.optimizer.eps))
         candidate = jax.tree.map(
             lambda p, m, v: _to_float16(p) - rates.policy * m / (jnp.sqrt(v) + epsilon), params, mean, square
         )
-        hit = self.injection.hits("adam", _key_of(gradient_norm))
+        hit = self._injection.hits("adam", _key_of(gradient_norm))
         state = optax.tree.set(healthy.opt_state, mu=mean, nu=square)
         step = optax.global_norm(jax.tree.map(jnp.subtract, candidate, params))
         return healthy._replace(
@@ -54,7 +57,7 @@ class FaultyOptimizer(Optimizer):
         )
 
 
-def _to_float16(tree: Any) -> Any:
+def _to_float16(tree: PyTree) -> PyTree:
     """Rounds numbers to float16, with subnormal numbers as zero. XLA would remove a cast to float16 and back."""
     return jax.tree.map(lambda x: jax.lax.reduce_precision(x, exponent_bits=5, mantissa_bits=10), tree)
 
@@ -65,14 +68,39 @@ def _key_of(x: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class _ArmedPPO(PPO):
-    """PPO for one iteration with a fault."""
+class FaultyPPO(PPO):
+    """PPO with the fault in its training state.
 
-    injection: Injection
+    Attributes:
+        injection: The fault inside an iteration; None outside.
+    """
+
+    injection: Injection | None = None
+
+    def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
+        fault, iterations = state.fault, state.counters.iterations
+        active = (iterations >= fault.start) & (iterations < fault.end) & self._precision_is_low
+        injection = Injection(fault, active)
+        optimizer: Any = FaultyOptimizer(self.optimizer, injection)
+        env = inject_into(self.env, injection)
+        armed = dataclasses.replace(self, env=env, optimizer=optimizer, injection=injection)
+        strong = active & (fault.site == SITES.index("learning_rate"))
+        scale = state.tuning.learning_rate_scale
+        state = _with_scale(_corrupt_state(state, injection), scale * jnp.where(strong, fault.value, 1.0))
+        new_state, metrics = PPO.iteration(armed, state)
+        return _with_scale(new_state, scale), metrics
+
+    @property
+    def _precision_is_low(self) -> bool:
+        """Whether the precision is below `fault.below`; the fault is only active at these levels."""
+        below = self.config.fault.below
+        return below is None or MATMUL_LEVELS.index(self.config.precision.matmul) < MATMUL_LEVELS.index(below)
 
     def collect(self, state: TrainState, key: jax.Array) -> Rollout:
         """Collects experience, with bad standard deviations or log-probabilities if the fault hits."""
         rollout = super().collect(state, key)
+        if self.injection is None:
+            return rollout
         data, value = rollout.data, self.injection.fault.value
         key = jax.random.fold_in(key, 1)
         bad_std = self.injection.hits("policy_std", key, data.log_prob.shape)
@@ -87,11 +115,13 @@ class _ArmedPPO(PPO):
     def gradient(self, *args: Any) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient of a minibatch and its metrics, with bad numbers if the fault hits."""
         gradients, metrics = super().gradient(*args)
+        if self.injection is None:
+            return gradients, metrics
         injection, value = self.injection, self.injection.fault.value
         key = _key_of(metrics["training/total_loss"])
-        metrics["training/kl_mean"] = injection.put("kl", key, metrics["training/kl_mean"])
-        if "training/policy_distance" in metrics:
-            metrics["training/policy_distance"] = injection.put("kl", key, metrics["training/policy_distance"])
+        for name in ("training/kl_mean", "training/policy_distance"):
+            if name in metrics:
+                metrics[name] = injection.put("kl", key, metrics[name])
         overflow = injection.hits("loss", key)
         metrics["training/total_loss"] = jnp.where(overflow, value, metrics["training/total_loss"])
         factor = jnp.where(injection.hits("value_loss", key), value, 1.0)
@@ -103,69 +133,30 @@ class _ArmedPPO(PPO):
         return jax.tree.unflatten(structure, leaves), metrics
 
 
-@dataclasses.dataclass(frozen=True)
-class FaultyPPO(PPO):
-    """PPO with the fault in its training state."""
-
-    def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """One iteration, with the fault if it is active."""
-        fault: Fault = state.fault
-        iterations = state.counters.iterations
-        active = (iterations >= fault.start) & (iterations < fault.end) & self._precision_is_low
-        injection = Injection(fault, active)
-        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(PPO)}
-        parts["env"] = inject_into(self.env, injection)
-        parts["optimizer"] = FaultyOptimizer(
-            self.optimizer.config, self.optimizer.limits, self.optimizer.separate_rates, injection=injection
-        )
-        strong = injection.active & (fault.site == SITES.index("learning_rate"))
-        factor = jnp.where(strong, fault.value, 1.0)
-        scale = state.tuning.learning_rate_scale
-        state = _corrupt_state(state, injection)
-        new_state, metrics = _ArmedPPO(**parts, injection=injection).iteration(_with_scale(state, scale * factor))
-        return _with_scale(new_state, scale), metrics
-
-    @property
-    def _precision_is_low(self) -> bool:
-        """Whether the precision is below `fault.below`; the fault is only active at these levels."""
-        below = self.config.fault.below
-        return below is None or MATMUL_LEVELS.index(self.config.precision.matmul) < MATMUL_LEVELS.index(below)
-
-
 def _corrupt_state(state: TrainState, injection: Injection) -> TrainState:
     """The state with a scrambled critic or shifted observation statistics, if the fault hits one of them."""
     value = injection.fault.value
     key_hit, key_noise = jax.random.split(jax.random.fold_in(state.key, SITES.index("critic")))
-    critic = apply_if(
-        injection.hits("critic", key_hit),
-        lambda params: _scramble(params, key_noise, value),
-        state.params["value"],
-    )
-    normalizer = apply_if(
-        injection.hits("normalizer", key_hit), lambda statistics: _shift_statistics(statistics, value), state.normalizer
-    )
+    scrambled = injection.hits("critic", key_hit)
+    critic = apply_if(scrambled, lambda params: _scramble(params, key_noise, value), state.params["value"])
+    shifted = injection.hits("normalizer", key_hit)
+    normalizer = apply_if(shifted, lambda statistics: _shift_statistics(statistics, value), state.normalizer)
     return dataclasses.replace(state, params={**state.params, "value": critic}, normalizer=normalizer)
 
 
-def _scramble(params: Any, key: jax.Array, factor: jax.Array) -> Any:
+def _scramble(params: PyTree, key: jax.Array, factor: jax.Array) -> PyTree:
     """Replaces parameters by normal random numbers, with the root mean square of each array times a factor."""
     leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(key, len(leaves))
 
     def scramble(x: jax.Array, key: jax.Array) -> jax.Array:
         size = factor * jnp.sqrt(jnp.mean(jnp.square(x)))
         return size.astype(x.dtype) * jax.random.normal(key, x.shape, x.dtype)
 
-    return jax.tree.unflatten(structure, [scramble(x, leaf_key) for x, leaf_key in zip(leaves, keys, strict=True)])
+    return jax.tree.unflatten(structure, map(scramble, leaves, jax.random.split(key, len(leaves))))
 
 
 def _shift_statistics(statistics: Statistics, value: jax.Array) -> Statistics:
-    """Observation statistics after a burst of rare observations.
-
-    Args:
-        statistics: Statistics before the burst.
-        value: Shift of the mean in standard deviations, and factor on the standard deviation.
-    """
+    """Statistics after a burst of rare observations: mean moved by `value` standard deviations, which grow as much."""
     mean = jax.tree.map(lambda x, std: x + value * std, statistics.mean, statistics.std)
     variance = jax.tree.map(lambda x: x * jnp.square(value), statistics.variance)
     std = jax.tree.map(lambda x: x * value, statistics.std)
