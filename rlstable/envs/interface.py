@@ -9,7 +9,7 @@ import operator
 import sysconfig
 import traceback
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +45,12 @@ def check(env: Any, name: str, network: NetworkConfig | None = None) -> None:
     Raises:
         ConfigError: The environment has a mistake; the message describes the first one.
     """
-    mistakes = list(_mistakes(env, name, network))
-    if mistakes:
-        more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
-        raise ConfigError(f"env.name: {name}: {mistakes[0]}{more}")
+    for mistake in _mistakes(env, name, network):
+        raise ConfigError(f"env.name: {name}: {mistake}")
 
 
 def user_code_error(error: Exception, name: str, what: str) -> ConfigError:
-    """The error for an exception in the user's code, with its type, the first line of its message, file and line.
-
-    Args:
-        error: The exception.
-        name: Name of the environment.
-        what: The part of the environment that was called.
-    """
+    """The error for an exception in the user's code, with its type, the first line of its message, file and line."""
     message = next(iter(str(error).strip().splitlines()), "")
     hint = "; JAX traces it: use jax.numpy, jnp.where and jax.lax" if isinstance(error, jax.errors.JAXTypeError) else ""
     if isinstance(error, jax.errors.UnexpectedTracerError):
@@ -68,52 +60,34 @@ def user_code_error(error: Exception, name: str, what: str) -> ConfigError:
 
 
 def _mistakes(env: Any, name: str, network: NetworkConfig | None) -> Iterator[str]:
-    """The mistakes in the first of action_size, reset and step that has any."""
-    size, mistake = _action_size(env, name)
-    if mistake is not None:
-        yield mistake
-        return
-    mistakes: list[str] = []
-    first = _traced(env, name, "reset", mistakes, jax.random.PRNGKey(0))
-    mistakes = mistakes or [*_reset_mistakes(first, env)] or [*_observation_mistakes(env, first, network)]
-    if not mistakes:
-        added = episode_entries(first.metrics, jax.ShapeDtypeStruct((), jnp.float32))
-        before = first.replace(info={**first.info, **added})
-        action = jax.ShapeDtypeStruct((size,), jnp.float32)
-        after = _traced(env, name, "step", mistakes, before, action)
-        mistakes = mistakes or list(_step_mistakes(before, after, added))
-    if not mistakes:
-        _trace_several(env, name, size)
-    yield from mistakes
-
-
-def _action_size(env: Any, name: str) -> tuple[int, str | None]:
-    if not hasattr(type(env), "action_size") and not hasattr(env, "action_size"):
-        return 0, "has no action_size; set it to the number of actions"
+    """The mistakes in the order in which they are found; code after a mistake may rely on its absence."""
     try:
-        value = env.action_size
-    except Exception as error:
-        raise user_code_error(error, name, "action_size") from error
-    try:
-        size = operator.index(value)
-    except TypeError:
+        size = operator.index(env.action_size)
+    except Exception:
         size = 0
-    return size, f"action_size is {value!r}; it must be a whole number above 0" if size < 1 else None
+    if size < 1:
+        yield "it needs action_size, the number of actions, a whole number above 0"
+    first = yield from _traced(env, name, "reset", jax.random.PRNGKey(0))
+    yield from _reset_mistakes(first, env)
+    yield from _observation_mistakes(first, network)
+    added = episode_entries(first.metrics, jax.ShapeDtypeStruct((), jnp.float32))
+    before = first.replace(info={**first.info, **added})
+    after = yield from _traced(env, name, "step", before, jax.ShapeDtypeStruct((size,), jnp.float32))
+    yield from _step_mistakes(before, after, added)
+    _trace_several(env, name, size)
 
 
-def _traced(env: Any, name: str, what: str, mistakes: list[str], *args: Any) -> Any:
-    """Shapes and types of the state that reset or step returns; None if tracing has found a mistake."""
+def _traced(env: Any, name: str, what: str, *args: Any) -> Generator[str, None, Any]:
+    """Shapes and types of the state that reset or step returns, as the generator's result."""
+    foreign: list[str] = []
 
     def program() -> tuple[Any, Any]:
         def arrays_only(*args: Any) -> Any:
             state = getattr(env, what)(*args)
             for path, leaf in jax.tree_util.tree_leaves_with_path(state):
                 if not isinstance(leaf, typing.get_args(jax.typing.ArrayLike)):
-                    kind = type(leaf).__name__
-                    mistakes.append(
-                        f"{what} returns {_leaf_name(path)} as {kind}; only arrays and numbers can be in a state"
-                    )
-            return None if mistakes else state
+                    foreign.append(f"{_leaf_name(path)} as {type(leaf).__name__}")
+            return None if foreign else state
 
         return jax.make_jaxpr(arrays_only, return_shape=True)(*args)
 
@@ -121,13 +95,13 @@ def _traced(env: Any, name: str, what: str, mistakes: list[str], *args: Any) -> 
     try:
         one, state = program()
         kept.append(python_state.values(env))
-        if mistakes:
-            return None
         other, _ = program()
         kept.append(python_state.values(env))
     except Exception as error:
         raise user_code_error(error, name, what) from error
-    mistakes += python_state.mistakes(env, what, kept, (one, other))
+    for part in foreign:
+        yield f"{what} returns {part}; only arrays and numbers can be in a state"
+    yield from python_state.mistakes(env, what, kept, (one, other))
     return state
 
 
@@ -156,74 +130,35 @@ def _reset_mistakes(state: Any, env: Any) -> Iterator[str]:
     missing = [field for field in _FIELDS if not hasattr(state, field)]
     if missing or not (hasattr(state, "pipeline_state") or hasattr(state, "data")) or not hasattr(state, "replace"):
         yield f"reset returns {type(state).__name__}; {_STATE}"
-        return
     for field in ("metrics", "info"):
         if not isinstance(getattr(state, field), Mapping):
-            yield f"reset returns {field} as {type(getattr(state, field)).__name__}; it must be a dictionary"
-            return
-    if FIRST_STATE in state.info:
-        yield f'reset returns info["{FIRST_STATE}"], where training keeps its first states; choose another name'
-    if MODEL in state.info and not isinstance(env, RandomizedEnv):
-        yield f'reset returns info["{MODEL}"], where training keeps randomised models; choose another name'
+            yield f"reset returns {field} as {_kind(getattr(state, field))}; it must be a dictionary"
+    for entry in (FIRST_STATE, *(() if isinstance(env, RandomizedEnv) else (MODEL,))):
+        if entry in state.info:
+            yield f'reset returns info["{entry}"], which training uses; choose another name'
     for field in ("reward", "done"):
         leaf = getattr(state, field)
         if getattr(leaf, "shape", None) != () or not jnp.issubdtype(leaf.dtype, jnp.floating):
-            shown = _type_and_shape(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
-            yield f"reset returns {field} as {shown}; it must be a float scalar, for example jnp.zeros(())"
+            yield f"reset returns {field} as {_kind(leaf)}; it must be a float scalar, for example jnp.zeros(())"
     for key, leaf in state.metrics.items():
         if getattr(leaf, "shape", None) != ():
-            shown = _type_and_shape(leaf) if hasattr(leaf, "shape") else type(leaf).__name__
-            yield f'reset returns metrics["{key}"] as {shown}; every metric must be a scalar'
-    if not isinstance(state.obs, jax.ShapeDtypeStruct) and not isinstance(state.obs, Mapping):
-        yield f"reset returns obs as {type(state.obs).__name__}; it must be an array, or a dictionary of arrays"
+            yield f'reset returns metrics["{key}"] as {_kind(leaf)}; every metric must be a scalar'
 
 
-def _observation_mistakes(env: Any, state: Any, network: NetworkConfig | None) -> Iterator[str]:
-    """Mistakes in the parts of the observation that the networks read, and in `observation_size`."""
+def _observation_mistakes(state: Any, network: NetworkConfig | None) -> Iterator[str]:
+    """Mistakes in the parts of the observation that the networks read."""
     named = isinstance(state.obs, Mapping)
     parts = {f'["{key}"]': x for key, x in state.obs.items()} if named else {"": state.obs}
     if named and network is not None:
         parts = {at: x for at, x in parts.items() if at[2:-2] in (network.policy_obs_key, network.value_obs_key)}
     for at, x in parts.items():
-        if not isinstance(x, jax.ShapeDtypeStruct):
-            yield f"reset returns obs{at} as {type(x).__name__}; the networks read a vector: concatenate its parts"
-        elif len(x.shape) != 1:
-            yield f"reset returns obs{at} as {_type_and_shape(x)}; the networks read a vector: use jnp.ravel"
-    yield from _observation_size_mistakes(env, state)
-
-
-def _observation_size_mistakes(env: Any, state: Any) -> Iterator[str]:
-    """Compares `observation_size` with the observation, unless Brax or Playground derive the size from reset."""
-    prop = getattr(type(env), "observation_size", None)
-    module = getattr(getattr(prop, "fget", None), "__module__", "")
-    if module.partition(".")[0] in ("brax", "mujoco_playground"):
-        return
-    try:
-        size = env.observation_size
-    except Exception:  # training does not need it
-        return
-    whole = not isinstance(state.obs, Mapping) and not isinstance(size, Mapping)
-    sizes, parts = ({"": size}, {"": state.obs}) if whole else (size, state.obs)
-    if not isinstance(sizes, Mapping) or not isinstance(parts, Mapping):
-        return  # not comparable, and training does not need it
-    for key in sizes.keys() & parts.keys():
-        if hasattr(parts[key], "shape") and not _size_fits(sizes[key], parts[key].shape):
-            at = "" if whole else f'["{key}"]'
-            returned = f"reset returns obs{at} as {_type_and_shape(parts[key])}"
-            yield f"observation_size{at} is {sizes[key]}, but {returned}; make them agree"
-
-
-def _size_fits(size: Any, shape: tuple[int, ...]) -> bool:
-    try:
-        return operator.index(size) == shape[-1]
-    except TypeError:
-        return isinstance(size, tuple | list) and tuple(size) == shape
+        if len(getattr(x, "shape", ())) != 1:
+            yield f"reset returns obs{at} as {_kind(x)}; the networks read a vector, or a dictionary of vectors"
 
 
 def _step_mistakes(before: Any, after: Any, added: Mapping[str, Any]) -> Iterator[str]:
     if type(after) is not type(before):
         yield f"step returns {type(after).__name__}; it must return state.replace(...), a {type(before).__name__}"
-        return
     old, new = (
         {_leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)} for x in (before, after)
     )
@@ -235,18 +170,16 @@ def _step_mistakes(before: Any, after: Any, added: Mapping[str, Any]) -> Iterato
     if counts:
         yield f"step drops {', '.join(counts)} from info, where training counts; return info={{**state.info, ...}}"
     for name in dropped:
-        if not any(name.startswith(f'info["{key}"]') for key in counts):
-            yield f"step drops {name}, which reset has; return it from every step"
+        yield f"step drops {name}, which reset has; return it from every step"
     for name in old:
-        if name in new and (new[name].shape != old[name].shape or _loses_information(new[name].dtype, old[name].dtype)):
-            change = f"{_type_and_shape(old[name])} in reset, {_type_and_shape(new[name])} in step"
+        if new[name].shape != old[name].shape or _loses_information(new[name].dtype, old[name].dtype):
+            change = f"{_kind(old[name])} in reset, {_kind(new[name])} in step"
             yield f"step changes the shape or type of {name}: {change}; return the same in both"
-    if old.keys() == new.keys():
-        for field in vars(before):
-            try:  # JAX 0.10 compares structures of different classes as equal if their fields are the same
-                jax.tree.map(lambda *_: None, getattr(before, field), getattr(after, field))
-            except ValueError:
-                yield f"step changes the structure of {field}; return the same classes as reset"
+    for field in vars(before):
+        try:  # JAX 0.10 compares structures of different classes as equal if their fields are the same
+            jax.tree.map(lambda *_: None, getattr(before, field), getattr(after, field))
+        except ValueError:
+            yield f"step changes the structure of {field}; return the same classes as reset"
 
 
 def _loses_information(new: Any, old: Any) -> bool:
@@ -260,8 +193,9 @@ def _leaf_name(path: Any) -> str:
     return jax.tree_util.keystr(path).lstrip(".").replace("'", '"') or "the state"
 
 
-def _type_and_shape(leaf: Any) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+def _kind(x: Any) -> str:
+    """Type and shape of an array, `float32[3]`, or the type of anything else."""
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]" if hasattr(x, "shape") else type(x).__name__
 
 
 def location(error: Exception) -> str:

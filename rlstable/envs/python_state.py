@@ -14,9 +14,9 @@ import numpy as np
 
 
 def mistakes(env: Any, what: str, kept: Sequence[Mapping[str, Any]], programs: Sequence[Any]) -> Iterator[str]:
-    """The first mistake of a function that depends on, or changes, what JAX does not trace.
+    """The mistake of a function that depends on what JAX does not trace.
 
-    A cache that the first call fills is no mistake, and neither is a counter that changes no program.
+    A cache or a counter that changes no program is none.
 
     Args:
         env: The environment.
@@ -24,24 +24,21 @@ def mistakes(env: Any, what: str, kept: Sequence[Mapping[str, Any]], programs: S
         kept: `values` before the function was traced, and after each of two traces.
         programs: The two jaxprs.
     """
-    before, between, after = kept
     one, other = map(_constants, programs)
     traced = [x for x in other if isinstance(x, jax.core.Tracer)]
-    changed = {name for name in after if after[name] != between.get(name)}
-    changed |= {
-        name for name, value in before.items() if isinstance(value, int | float | str) and value != between.get(name)
-    }
     if traced:
         names = [name for name, value in _attributes(env).items() if any(value is x for x in traced)]
         yield f"{what} reads {', '.join(names) or 'a value'}, traced in an earlier call; keep it in info"
-    elif len(one) == len(other) and all(map(_same, one, other)):
-        return
-    elif changed:
-        yield (
-            f"{what} changes {', '.join(sorted(changed))}, but JAX runs its Python code only once, while tracing; "
-            "keep it in info"
-        )
-    else:
+    elif len(one) != len(other) or not all(map(_same, one, other)):
+        before, between, after = kept
+        changed = {name for name in after if after[name] != between.get(name)}
+        changed |= {name for name in before if before[name] != between.get(name)}
+        if changed:
+            yield (
+                f"{what} changes {', '.join(sorted(changed))}, but JAX runs its Python code only once, while tracing; "
+                "keep it in info"
+            )
+            return
         yield (
             f"{what} differs between two traces: np.random or time, whose values never change in the compiled program; "
             "use jax.random with a key in info"
@@ -60,18 +57,10 @@ def _attributes(env: Any) -> dict[str, Any]:
 
 
 def values(env: Any) -> dict[str, Any]:
-    """Comparable copies of the numbers, texts, NumPy arrays and containers among an environment's attributes."""
-    return {name: value for name, x in _attributes(env).items() if (value := _comparable(x)) is not None}
-
-
-def _comparable(x: Any) -> Any:
-    if isinstance(x, int | float | str):
-        return x if x == x else "nan"
-    if isinstance(x, np.ndarray | np.generic) and x.dtype != object:
-        return hash(x.tobytes())
-    if isinstance(x, Mapping):
-        return {str(key): _comparable(value) for key, value in x.items()}
-    return [_comparable(value) for value in x] if isinstance(x, list | tuple) else None
+    """Comparable copies of an environment's numbers, texts and NumPy arrays, and the sizes of its lists."""
+    attributes, plain = _attributes(env), (int, float, str, np.ndarray, np.generic)
+    sizes = {name: len(x) for name, x in attributes.items() if isinstance(x, list | dict)}
+    return sizes | {name: repr(x) for name, x in attributes.items() if isinstance(x, plain)}
 
 
 def _constants(program: Any) -> list[Any]:

@@ -25,13 +25,13 @@ class Mistaken:
     Args:
         mistake: Key of `RESET` or `STEP`, whose function changes the returned state.
         action_size: Of the environment.
-        observation_size: Of the environment; an observation has 2 numbers.
     """
 
-    def __init__(self, mistake: str = "none", action_size: Any = 1, observation_size: Any = 2):
+    observation_size = 2
+
+    def __init__(self, mistake: str = "none", action_size: Any = 1):
         self.mistake = mistake
         self.action_size = action_size
-        self.observation_size = observation_size
 
     def reset(self, rng: jax.Array) -> Any:
         seen = jax.random.uniform(rng, (2,))
@@ -139,7 +139,6 @@ STEP: dict[str, Change] = {
     "physics_int": _warm_start(np.zeros(1, np.int32)),
     "physics_class": lambda state: state.replace(pipeline_state=Other(**vars(state.pipeline_state))),
     "gym_step": lambda state: (state.obs, state.reward, state.done, state.info),
-    "two": _info(a=1.0, b=1.0),
     "if": _if,
     "numpy": _numpy,
     "missing": _missing,

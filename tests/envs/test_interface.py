@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 from ball import Stick
 from faulty import Faulty
-from jax import monitoring
 from mistaken import Mistaken
 from toys import NamedPointMass, PointMass, Target, tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
-from rlstable.doctor.checkup import examine
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.policy.evaluator import evaluation_env
-from rlstable.runner.loop import TrainingLoop
 from rlstable.train import main
 
 SCALAR = "it must be a float scalar, for example jnp.zeros(())"
@@ -43,8 +40,8 @@ MISTAKES = {
     ),
     "info_shape": f'step changes the shape or type of info["age"]: int32[] in reset, int32[1] in step; {SAME}',
     "info_float": f'step changes the shape or type of info["age"]: int32[] in reset, float32[] in step; {SAME}',
-    "info_reserved": 'reset returns info["first_state"], where training keeps its first states; choose another name',
-    "info_model": 'reset returns info["model"], where training keeps randomised models; choose another name',
+    "info_reserved": 'reset returns info["first_state"], which training uses; choose another name',
+    "info_model": 'reset returns info["model"], which training uses; choose another name',
     "info_text": 'reset returns info["name"] as str; only arrays and numbers can be in a state',
     "metric_added": (
         'step adds metrics["speed"], which reset does not have; '
@@ -53,8 +50,8 @@ MISTAKES = {
     "metric_dropped": 'step drops metrics["distance"], which reset has; return it from every step',
     "metric_vector": 'reset returns metrics["distance"] as float32[3]; every metric must be a scalar',
     "observation_shape": f"step changes the shape or type of obs: float32[2] in reset, float32[1] in step; {SAME}",
-    "observation_matrix": "reset returns obs as float32[1,2]; the networks read a vector: use jnp.ravel",
-    "observation_tuple": "reset returns obs as tuple; it must be an array, or a dictionary of arrays",
+    "observation_matrix": "reset returns obs as float32[1,2]; the networks read a vector, or a dictionary of vectors",
+    "observation_tuple": "reset returns obs as tuple; the networks read a vector, or a dictionary of vectors",
     "physics_shape": (
         f"step changes the shape or type of pipeline_state.warm_start: float32[1] in reset, float32[2] in step; {SAME}"
     ),
@@ -74,20 +71,10 @@ def test_mistake_of_an_environment_is_one_line_that_names_the_field(mistake: str
     assert str(caught.value) == f"env.name: my:Env: {MISTAKES[mistake]}"
 
 
-def test_sizes_of_an_environment_are_checked() -> None:
+def test_action_size_of_an_environment_is_checked() -> None:
     for size in (0, 1.0, "2", None):
-        with pytest.raises(ConfigError, match=r"my:Env: action_size is .*; it must be a whole number above 0"):
+        with pytest.raises(ConfigError, match=r"my:Env: it needs action_size, .* a whole number above 0"):
             check(Mistaken(action_size=size), "my:Env")
-    for size in (3, (3,), np.int64(3)):
-        with pytest.raises(
-            ConfigError, match=r"observation_size is .*3.*, but reset returns obs as float32\[2\]; make"
-        ):
-            check(Mistaken(observation_size=size), "my:Env")
-
-
-def test_further_mistakes_of_an_environment_are_counted() -> None:
-    with pytest.raises(ConfigError, match=r'step adds info\["a"\].* \(and 1 more\)$'):
-        check(Mistaken("two"), "my:Env")
 
 
 LINES = {
@@ -115,43 +102,24 @@ def test_trainable_environments_pass_the_check() -> None:
     lossless = ("none", "reward_int_step", "reward_python", "done_bool_step", "info_weak", "metric_int", "physics_int")
     for env in (
         PointMass(), NamedPointMass(), Target(), Faulty(named=True, data=True), Stick(), *map(Mistaken, lossless),
-        Mistaken(action_size=np.int32(1)), Mistaken(observation_size=(2,)), Mistaken(observation_size={"state": 2}),
+        Mistaken(action_size=np.int32(1)),
     ):  # fmt: skip
         check(env, "my:Env")
 
 
-def test_mistake_of_an_environment_ends_with_exit_code_2_before_anything_compiles(
+def test_mistake_of_an_environment_ends_with_exit_code_2_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    compiled: list[str] = []
-
-    def listen(name: str, seconds: float, **about: Any) -> None:
-        if name.endswith("backend_compile_duration") and about.get("fun_name") in ("jit(program)", "jit(iteration)"):
-            compiled.append(about["fun_name"])
-
     monkeypatch.chdir(tmp_path)
     words = ["env=import", "env.name=mistaken:Mistaken", "env.kwargs={mistake: info_added}", "hydra.run.dir=here"]
     monkeypatch.setattr(sys, "argv", ["rlstable.train", *words])
-    monitoring.register_event_duration_secs_listener(listen)
-    try:
-        with pytest.raises(SystemExit) as caught:
-            main()
-    finally:
-        monitoring.unregister_event_duration_listener(listen)
+    with pytest.raises(SystemExit) as caught:
+        main()
     assert caught.value.code == 2
     assert [line for line in capsys.readouterr().err.splitlines() if line] == [
         f"rlstable: env.name: mistaken:Mistaken: {MISTAKES['info_added']}"
     ]
-    assert compiled == []
     assert not (tmp_path / "here").exists()
-
-
-def test_doctor_and_training_loop_report_the_same_mistake(tmp_path: Path) -> None:
-    config = tiny_config(env={"name": "mistaken:Mistaken", "kwargs": {"mistake": "reward_vector"}})
-    for start in (lambda: TrainingLoop(config, tmp_path / "run"), lambda: examine(config)):
-        with pytest.raises(ConfigError, match=r"mistaken:Mistaken: reset returns reward as float32\[1\]"):
-            start()
-    assert not (tmp_path / "run").exists()
 
 
 def test_evaluation_environment_with_other_arguments_is_checked() -> None:
