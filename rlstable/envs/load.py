@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.envs import playground
-from rlstable.envs.brax_models import without_copies
 from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.mujoco_model import model_of
-from rlstable.envs.own_devices import use_own_devices
+from rlstable.envs.patches import repair_fluid_model, use_own_devices, without_copies
 from rlstable.envs.randomized import RandomizedEnv
 from rlstable.envs.wrappers import without_training_wrappers
 
@@ -31,7 +28,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         env: The environment, with Brax's Env interface.
-        backend: Physics backend, a value of `env.backend`; None if the environment offers no choice.
+        backend: Value of `env.backend`; None if the environment offers no choice.
         fallback_reason: Reason why `env.backend=auto` did not use the preferred backend; None if it did.
         removed: Training wrappers of Brax and Playground that were around the environment.
     """
@@ -69,21 +66,26 @@ def load(
             "rlstable.fit(env, overrides=['resume=<folder>'])"
         )
     use_own_devices()
-    randomization = _randomization(config) if randomize and config.is_randomized else None
+    randomization = None
+    if randomize and config.is_randomized:
+        randomization = playground.randomizer(config.name) if config.randomize else randomization_fn(config)
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
     if config.source == "playground":
         # A chosen implementation of MJX asks for MJX.
         backend = "mjx" if config.backend == "auto" and config.impl != "auto" else config.backend
-        construct = _builder_of_task(config, kwargs)
     else:
         backend = kwargs.pop("backend", config.backend)
-        construct = _builder_of_class(config, kwargs)
+        factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
 
     removed: tuple[str, ...] = ()
 
     def build(backend: str | None) -> Any:
         nonlocal removed
-        env, removed = without_training_wrappers(construct(backend))
+        if config.source == "playground":  # the model of C MuJoCo is the one of MJX in JAX
+            env = playground.load_task(config, kwargs, "jax" if backend == "native" else None)
+        else:
+            env = _build(factory, config, kwargs, backend)
+        env, removed = without_training_wrappers(env)
         return env if randomization is None else RandomizedEnv(env, randomization)
 
     def native() -> Loaded:
@@ -97,9 +99,9 @@ def load(
         except Exception as error:
             if config.source == "brax" or isinstance(error, Unsupported | ConfigError):
                 raise
-            if config.source == "playground" or backend == "auto":  # MJX or the class's own physics may still work
-                raise Unsupported(f"{type(error).__name__}: {first_line(error)}") from error
-            raise user_code_error(error, config.name, "reset or step") from error
+            if backend == "native" and config.source == "import":
+                raise user_code_error(error, config.name, "reset or step") from error
+            raise Unsupported(f"{type(error).__name__}: {first_line(error)}") from error  # MJX may still work
 
     def in_jax(backend: str | None, fallback_reason: str | None = None) -> Loaded:
         env = build(backend)
@@ -107,7 +109,12 @@ def load(
         return Loaded(env, own, fallback_reason, removed)
 
     if backend == "native":
-        _require_cpu()
+        # A program of an accelerator cannot call C MuJoCo in its own memory.
+        if (platform := jax.default_backend()) != "cpu":
+            raise ConfigError(
+                f"env.backend: native steps C MuJoCo on a CPU, but JAX uses a {platform} here; "
+                "set env.backend=auto for physics on that device, or JAX_PLATFORMS=cpu to train on the CPU"
+            )
         try:
             return native()
         except Unsupported as error:
@@ -131,44 +138,19 @@ def load(
     return own._replace(fallback_reason=None) if as_it_is else own
 
 
-def _require_cpu() -> None:
-    """Raises a ConfigError if JAX uses an accelerator, whose programs cannot call C MuJoCo in their own memory."""
-    if (platform := jax.default_backend()) != "cpu":
-        raise ConfigError(
-            f"env.backend: native steps C MuJoCo on a CPU, but JAX uses a {platform} here; "
-            "set env.backend=auto for physics on that device, or JAX_PLATFORMS=cpu to train on the CPU"
-        )
-
-
-def _randomization(config: EnvConfig) -> Any:
-    return playground.randomizer(config.name) if config.randomize else randomization_fn(config)
-
-
-def _builder_of_task(config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[str | None], Any]:
-    """Builds a task of Playground from a backend; the model of C MuJoCo is the one of MJX in JAX."""
-    return lambda backend: playground.load_task(config, kwargs, "jax" if backend == "native" else None)
-
-
-def _builder_of_class(config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[str | None], Any]:
-    """Builds an environment of Brax or of the user from a backend; for C MuJoCo with the physics still to replace."""
-    factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
-
-    def build(backend: str | None) -> Any:
-        if backend == "native":
-            try:
-                env = build("mjx")  # sets the solver options that suit MuJoCo
-            except ConfigError:
-                env = build(None)
-            chosen_by_class = config.source == "import" and config.backend == "auto" and model_of(env) is not None
-            if chosen_by_class and (own := getattr(env, "backend", "mjx")) != "mjx":
-                raise Unsupported(f"its class simulates with {own}")
-            return env
-        return _construct(factory, config.name, kwargs if backend is None else {**kwargs, "backend": backend})
-
-    return build
-
-
-def _construct(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
+def _build(factory: Any, config: EnvConfig, kwargs: Mapping[str, Any], backend: str | None) -> Any:
+    """An environment of Brax or of the user; for C MuJoCo with the physics still to replace."""
+    name = config.name
+    if backend == "native":
+        try:
+            env = _build(factory, config, kwargs, "mjx")  # sets the solver options that suit MuJoCo
+        except ConfigError:
+            env = _build(factory, config, kwargs, None)
+        chosen_by_class = config.source == "import" and config.backend == "auto" and model_of(env) is not None
+        if chosen_by_class and (own := getattr(env, "backend", "mjx")) != "mjx":
+            raise Unsupported(f"its class simulates with {own}")
+        return env
+    kwargs = kwargs if backend is None else {**kwargs, "backend": backend}
     try:
         with warnings.catch_warnings():
             # Brax warns at every construction that its engines are not maintained.
@@ -189,12 +171,7 @@ def _construct(factory: Any, name: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _brax_class(name: str) -> Any:
-    from brax import fluid
-
-    if isinstance(fluid.jp, types.ModuleType):
-        # Brax 0.14's fluid model, used by its swimmer, calls `clip` with a keyword that JAX 0.10 has removed.
-        clip = lambda x, a_min: jnp.clip(x, min=a_min)  # noqa: E731
-        fluid.jp = types.SimpleNamespace(**{**vars(jnp), "clip": clip})
+    repair_fluid_model()
     registry = compatibility.brax_environments()
     if name not in registry:
         close = difflib.get_close_matches(name, list(registry), n=1)

@@ -63,15 +63,10 @@ class Simulations:
     Attributes:
         shapes: Shape of every array of one simulation, by name.
         derived: Names of the computed arrays in `DERIVED_ARRAYS`.
-        randomized: Names of the model's arrays of which every simulation has its own.
+        randomized: Names of the model's arrays (`MODEL_ARRAYS`) of which every simulation has its own.
         fingerprint: Hash of the model, of `derived` and of `randomized`; equal fingerprints give equal results.
         threads: Number of threads per call.
-
-    Args:
-        model: A `mujoco.MjModel`; it is not changed.
-        threads: Number of threads per call.
-        derived: Names from `DERIVED_ARRAYS`.
-        randomized: Names from `MODEL_ARRAYS`, inputs of every call.
+        first_positions: The model's own positions, `[nq]`.
 
     Raises:
         Unsupported: The model has plugins, delays or plastic deformation, whose state is not in `STATE_ARRAYS`, or an
@@ -93,7 +88,8 @@ class Simulations:
                 raise Unsupported(f"it cannot randomise {name} of a free body or a slider without further bodies")
         if "body_ipos" in randomized:
             _separate_frames(self._model)
-        self.threads, self.randomized = threads, randomized
+        self.threads, self.derived, self.randomized = threads, derived, randomized
+        self.first_positions = model.qpos0
         binary = np.empty(mujoco.mj_sizeModel(self._model), np.uint8)
         mujoco.mj_saveModel(self._model, None, binary)
         self.fingerprint = hashlib.blake2s(binary.tobytes() + repr((derived, randomized)).encode()).hexdigest()
@@ -103,7 +99,6 @@ class Simulations:
         kinds = zip(model.jnt_type, model.jnt_qposadr, strict=True)
         before = {int(mujoco.mjtJoint.mjJNT_FREE): 3, int(mujoco.mjtJoint.mjJNT_BALL): 0}
         self._quaternions = [start + before[int(kind)] for kind, start in kinds if int(kind) in before]
-        self.derived = derived
         data, links = mujoco.MjData(self._model), model.nbody - 1
         self.shapes: dict[str, tuple[int, ...]] = {
             name: np.shape(getattr(data, name)) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)
@@ -173,7 +168,6 @@ class Simulations:
         return warned
 
     def _fill_with_nan(self, mask: np.ndarray, results: Arrays) -> None:
-        """Overwrites all floats of the masked simulations with NaN."""
         for name, result in results.items():
             if np.issubdtype(result.dtype, np.floating):
                 result.reshape(mask.size, *self.shapes[name])[mask] = np.nan
@@ -204,12 +198,7 @@ class Simulations:
 
 
 def set_arrays(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    """Gives a model the randomised arrays of one simulation, in place; arrays that it does not have are ignored.
-
-    Args:
-        model: A `mujoco.MjModel`.
-        arrays: Arrays by name, such as `body_mass` or `opt.gravity`.
-    """
+    """Gives a `mujoco.MjModel` the randomised arrays of one simulation, such as `body_mass` or `opt.gravity`."""
     for name, array in arrays.items():
         owner = model.opt if name.startswith("opt.") else model
         field = getattr(owner, name.removeprefix("opt."), None)
@@ -241,15 +230,7 @@ def _separate_frames(model: Any) -> None:
 class _BatchBuffers:
     """A batch of simulations and views of its memory; making the views takes as long as a step, so they are reused.
 
-    Attributes:
-        batch: The `mujoco.batch.Batch`.
-        views: Views of `STATE_ARRAYS`, `INPUT_ARRAYS`, `derived` and `randomized`, by name, `[rows, *shape]` each.
-        warnings: Number of MuJoCo's warnings, `[rows, kinds]`.
-        xpos: Positions of the links, `[rows, links, 3]`.
-        xquat: Orientations of the links, `[rows, links, 4]`.
-        angular: Angular velocities of the links, `[rows, links, 3]`.
-        linear: Velocities of the links at the centre of mass of their tree, `[rows, links, 3]`.
-        subtree_com: Centres of mass of the subtrees, `[rows, nbody, 3]`.
+    `views` are by name, `[rows, *shape]`; `warnings` are counts, `[rows, kinds]`; the world is no link.
     """
 
     def __init__(self, model: Any, count: int, threads: int, derived: tuple[str, ...], randomized: tuple[str, ...]):

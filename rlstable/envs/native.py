@@ -23,6 +23,7 @@ from rlstable.compilation import compatibility, ffi
 from rlstable.device.machine import share_of_cores
 from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations, Unsupported
 from rlstable.envs.mujoco_model import model_of, physics_steps
+from rlstable.envs.patches import with_functions
 from rlstable.envs.randomized import RandomizedEnv
 
 
@@ -35,25 +36,8 @@ class State(Base):
     """The physics state of one simulation: MuJoCo's integration state and the arrays that the environment reads.
 
     As in MJX a step starts from `qpos` and `qvel`. Derived arrays are computed at the start of the last physics step.
-
-    Attributes:
-        q: Positions `[nq]`, equal to `qpos`.
-        qd: Velocities `[nv]`, equal to `qvel`.
-        x: Poses of the links in the world frame.
-        xd: Velocities of the links in the world frame.
-        time: Seconds since the first state.
-        qpos: `[nq]`.
-        qvel: `[nv]`.
-        act: `[na]`.
-        qacc_warmstart: Start of the constraint solver, `[nv]`.
-        ctrl: Controls of the last step, `[nu]`.
-        qfrc_applied: Input of the environment, like all arrays below, `[nv]`.
-        xfrc_applied: `[nbody, 6]`.
-        eq_active: `[neq]`.
-        mocap_pos: `[nmocap, 3]`.
-        mocap_quat: `[nmocap, 4]`.
-        userdata: `[nuserdata]`.
-        derived: Further arrays that the environment reads, as attributes of the state: `state.sensordata`.
+    `q`, `qd`, `x` and `xd` are Brax's names of positions, velocities, and poses and velocities of links in the world.
+    The arrays in `derived` are attributes of the state: `state.sensordata`.
     """
 
     q: jax.Array
@@ -83,12 +67,10 @@ class State(Base):
 
 
 class Pipeline:
-    """A Brax pipeline on C MuJoCo: initialises a simulation and steps it.
+    """A Brax pipeline on C MuJoCo, which reads the randomised arrays of the model that it gets, and nothing else of it.
 
-    Its functions read the randomised arrays of the model that they get, and nothing else of it.
-
-    Args:
-        simulations: Batched simulations of the model.
+    The methods without a docstring are those of Brax's pipelines, and of the modules through which Playground's tasks
+    simulate: `mujoco.mjx` and `mjx_env`.
     """
 
     def __init__(self, simulations: Simulations):
@@ -99,40 +81,23 @@ class Pipeline:
         self._after_start = (*self._nonempty, *LINK_ARRAYS, *simulations.derived)
 
     def init(self, system: Any, q: Any, qd: Any, act: Any = None, ctrl: Any = None, debug: bool = False) -> State:
-        """A first state with these positions and velocities, and the model's values for everything else."""
         del debug
         return self.start(system, qpos=q, qvel=qd, act=act, ctrl=ctrl)
 
     def start(self, model: Any, **arrays: Any) -> State:
-        """A first state with these arrays, and the model's values for everything else.
-
-        Args:
-            model: The model with the randomised arrays.
-            arrays: `qpos`, and any other of `STATE_ARRAYS` and `INPUT_ARRAYS`; None for the model's value.
-        """
+        """A first state with these arrays (`qpos` and others), and the model's values in the place of None."""
         inputs = {name: x for name, x in arrays.items() if x is not None and name in self._nonempty}
         inputs |= self._randomized(model)
         outputs = self._call("start", self._simulations.start, self._typed(inputs), self._after_start)
-        empty = {
-            name: jnp.zeros(like.shape, like.dtype)
-            for name, like in self._shapes_of((*STATE_ARRAYS, *INPUT_ARRAYS)).items()
-        }
-        return _state(**empty | outputs)
+        shapes = self._shapes_of((*STATE_ARRAYS, *INPUT_ARRAYS))
+        return _state(**{name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()} | outputs)
 
     def step(self, system: Any, state: State, action: jax.Array, debug: bool = False) -> State:
-        """One physics step."""
         del debug
         return self.steps(system, state, action, 1)
 
     def steps(self, model: Any, state: State, action: jax.Array, frames: int) -> State:
-        """Several physics steps with the same controls, in one call.
-
-        Args:
-            model: The model with the randomised arrays.
-            state: State before the steps.
-            action: Controls, `[nu]`.
-            frames: Number of physics steps.
-        """
+        """Several physics steps with the same controls, in one call."""
 
         def compute(inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
             self._simulations.step(inputs, results, frames)
@@ -142,24 +107,26 @@ class Pipeline:
         inputs = {name: before[name] for name in self._nonempty} | self._typed(self._randomized(model))
         return _state(**before | self._call(f"step {frames}", compute, inputs, self._after_step))
 
+    def substeps(self, model: Any, data: State, action: jax.Array, n_substeps: int = 1) -> State:
+        return self.steps(model, data, action, n_substeps)
+
     def _call(
         self, kind: str, compute: ffi.Compute, inputs: dict[str, jax.Array], names: tuple[str, ...]
     ) -> dict[str, jax.Array]:
-        """Calls a NumPy function from the compiled program.
-
-        Args:
-            kind: Name of the computation; calls of one kind must compute the same function.
-            compute: Computes arrays from arrays, by name.
-            inputs: Arguments by name.
-            names: Names of the results.
-        """
+        """Calls a NumPy function from the compiled program; calls of one kind must compute the same function."""
         # The thread count changes no result. It is part of the name because the last function registered under a name
         # is called: an evaluation would otherwise change the threads of training.
         name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
         return ffi.call(name, compute, inputs, self._shapes_of(names))
 
+    def make_data(self, model: Any, **arguments: Any) -> State:
+        arrays = {name: x for name, x in arguments.items() if name in (*STATE_ARRAYS, *INPUT_ARRAYS) and x is not None}
+        return self.start(model, **{"qpos": jnp.asarray(self._simulations.first_positions, float)} | arrays)
+
+    def forward(self, model: Any, data: State) -> State:
+        return self.start(model, **{name: getattr(data, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)})
+
     def _randomized(self, model: Any) -> dict[str, Any]:
-        """The randomised arrays of a model, by name."""
         return {name: operator.attrgetter(name)(model) for name in self._simulations.randomized}
 
     def _typed(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -180,31 +147,8 @@ def _state(**arrays: jax.Array) -> State:
     return State(q=arrays["qpos"], qd=arrays["qvel"], x=x, xd=xd, derived=derived, **arrays)
 
 
-class _TaskPhysics:
-    """The functions of `mujoco.mjx` and `mjx_env` through which Playground's tasks simulate, on C MuJoCo."""
-
-    def __init__(self, pipeline: Pipeline, first_positions: np.ndarray):
-        self._pipeline = pipeline
-        self._first = {"qpos": jnp.asarray(first_positions, float)}
-
-    def make_data(self, model: Any, **arguments: Any) -> State:
-        inputs = {name: x for name, x in arguments.items() if name in (*STATE_ARRAYS, *INPUT_ARRAYS) and x is not None}
-        return self._pipeline.start(model, **self._first | inputs)
-
-    def forward(self, model: Any, data: State) -> State:
-        return self._pipeline.start(model, **{name: getattr(data, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)})
-
-    def step(self, model: Any, data: State, action: jax.Array, n_substeps: int = 1) -> State:
-        return self._pipeline.steps(model, data, action, n_substeps)
-
-
 def with_native_physics(env: Any, devices: int = 1) -> Any:
-    """Replaces the physics of an environment by C MuJoCo, in place.
-
-    Args:
-        env: A new environment on Brax's `PipelineEnv`, possibly in Brax's wrappers, or a new task of Playground; either
-            may be a `RandomizedEnv`.
-        devices: Number of devices that step the environment at the same time; they share the CPU cores.
+    """Replaces the physics of a new environment, a Brax `PipelineEnv` or a task of Playground, by C MuJoCo, in place.
 
     Raises:
         Unsupported: The environment has no MuJoCo model, needs physics arrays that native physics does not have, or
@@ -244,19 +188,14 @@ def _install(env: Any, pipeline: Pipeline) -> None:
 
 def _install_in_task(env: Any, pipeline: Pipeline) -> None:
     """Gives `reset` and `step` of this task, not of its class, other functions in place of MJX's."""
-    physics = _TaskPhysics(pipeline, env.mj_model.qpos0)
-    replaced = {
-        "mjx_env": {"make_data": physics.make_data, "step": physics.step},
-        "mjx": {"forward": physics.forward},
+    replaced: dict[str, dict[str, Any]] = {
+        "mjx_env": {"make_data": pipeline.make_data, "step": pipeline.substeps},
+        "mjx": {"forward": pipeline.forward},
     }
 
     def on_native_physics(function: Any) -> Any:
         names = function.__globals__
-        own = {
-            module: types.SimpleNamespace(**vars(names[module]) | functions)
-            for module, functions in replaced.items()
-            if module in names
-        }
+        own = {module: with_functions(names[module], **new) for module, new in replaced.items() if module in names}
         return types.FunctionType(
             function.__code__, names | own, function.__name__, function.__defaults__, function.__closure__
         )

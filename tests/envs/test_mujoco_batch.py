@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from ball import MODEL
 
-from rlstable.device.machine import share_of_cores
-from rlstable.envs.mujoco_batch import INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations, Unsupported, _cross
+from rlstable.envs.mujoco_batch import INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations
 
 ROWS, FRAMES = 33, 4
 
@@ -111,23 +110,12 @@ def is_bad(results: dict[str, np.ndarray]) -> np.ndarray:
     return ~(np.abs(judged) <= 1e10).all(axis=1)
 
 
-def test_exploding_model_gives_bad_rows():
-    simulations = Simulations(model(gear=1e13), 2)
-    state = stepped(simulations, started(simulations), 1)
-    assert is_bad(state).all() and not np.isnan(state["qpos"]).all()
-
-
 def test_simulation_without_memory_for_its_constraints_gives_nan():
     """MuJoCo would drop constraints, or raise."""
     small = model(old=OPTION, new='<size memory="2K"/>')
     simulations = Simulations(small, 2)
     state = started(simulations)
     assert np.isnan(stepped(simulations, state, 60)["qpos"]).all()
-
-
-def test_cross_products_equal_numpy():
-    a, b = np.random.default_rng(0).normal(size=(2, 7, 5, 3))
-    np.testing.assert_array_equal(_cross(a, b), np.cross(a, b))
 
 
 def test_simulations_may_step_in_several_threads_at_once():
@@ -145,25 +133,3 @@ def test_simulations_may_step_in_several_threads_at_once():
     for one in found:
         assert_same(one, expected)
     assert len(simulations._free[ROWS]) <= 4
-
-
-def test_derived_quantities_have_the_shapes_of_mjx():
-    simulations = Simulations(model(), 1, ("site_xpos", "xmat", "sensordata"))
-    assert {name: simulations.shapes[name] for name in simulations.derived} == {
-        "site_xpos": (1, 3),
-        "xmat": (3, 3, 3),
-        "sensordata": (4,),
-    }
-
-
-def test_model_with_delays_is_rejected():
-    delayed = model(old="<jointvel joint", new='<jointvel nsample="3" interval="0.01" delay="0.02" joint')
-    if not delayed.nhistory:
-        pytest.skip("this MuJoCo has no delays")
-    with pytest.raises(Unsupported, match="delays"):
-        Simulations(delayed, 1)
-
-
-def test_devices_share_the_processor_cores(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)), raising=False)
-    assert [share_of_cores(devices) for devices in (1, 2, 5, 12, 13)] == [12, 6, 2, 1, 1]
