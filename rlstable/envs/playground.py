@@ -23,14 +23,9 @@ _SUITES = ("dm_control_suite", "locomotion", "manipulation")
 
 
 def load_task(config: EnvConfig, kwargs: Mapping[str, Any], impl: str | None = None) -> Any:
-    """Loads a task.
+    """Loads a task, with `kwargs` as Playground's `config_overrides`, nested or with dotted keys.
 
     The task keeps its own `episode_length`, which some tasks read: training counts `env.episode_length` itself.
-
-    Args:
-        config: Name of the task and implementation of MJX.
-        kwargs: Playground's `config_overrides`, nested or with dotted keys.
-        impl: Implementation of MJX; None for the configured one.
 
     Raises:
         ConfigError: The task, an override or a file that the task needs does not exist, or the task has pixels.
@@ -44,7 +39,11 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, Any], impl: str | None = N
     suite = suite_of(config.name)
     settings = suite.get_default_config(config.name)
     overrides = _flat(kwargs)
-    _require_known(overrides, settings, config.name)
+    known = _flat(settings.to_dict())
+    for key in sorted(overrides.keys() - known.keys()):
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(known))}"
+        raise ConfigError(f"env.kwargs: {config.name} has no setting {key!r}; {hint}")
     if "impl" in overrides:
         raise ConfigError(f"env.kwargs: set env.impl={overrides['impl']} instead of impl in env.kwargs")
     if "impl" in settings:
@@ -55,17 +54,19 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, Any], impl: str | None = N
         )
     if overrides.get("vision", settings.get("vision", False)):
         raise ConfigError("env.kwargs: rlstable does not train on pixels; leave vision=false")
-    needs_models = suite is not _module(_SUITES[0]) and not _menagerie().exists()
-    if needs_models:
+    menagerie: Path = _module("registry").mjx_env.MENAGERIE_PATH
+    if suite is not _module(_SUITES[0]) and not menagerie.exists():
         print("rlstable: downloading the robot models of MuJoCo Menagerie, once; this takes minutes", file=sys.stderr)
     try:
         with _quiet():
             return suite.load(config.name, config_overrides=overrides)
     except Exception as error:
-        if needs_models and isinstance(error, OSError | subprocess.SubprocessError):
-            raise ConfigError(_no_models(config.name, "could not be downloaded")) from error
-        if "Error opening file" in str(error):
-            raise ConfigError(_no_models(config.name, f"are incomplete ({first_line(error)})")) from error
+        if isinstance(error, OSError | subprocess.SubprocessError) or "Error opening file" in str(error):
+            raise ConfigError(
+                f"env.name: {config.name} needs the robot models of MuJoCo Menagerie, which are missing or incomplete "
+                f"({first_line(error)}); start it once with git and a network, or put a clone of "
+                f"https://github.com/google-deepmind/mujoco_menagerie at {menagerie}"
+            ) from error
         shown = ", ".join(f"{key}={value!r}" for key, value in overrides.items())
         raise ConfigError(
             f"env.kwargs: Playground cannot build {config.name} with {shown}: {type(error).__name__}: "
@@ -84,11 +85,7 @@ def implementation(config: EnvConfig) -> str:
 
 
 def randomizer(name: str) -> Any:
-    """The task's own domain randomisation, `(model, rng) -> (model_v, in_axes)`.
-
-    Raises:
-        ConfigError: The task has none.
-    """
+    """The task's own domain randomisation, `(model, rng) -> (model_v, in_axes)`; a ConfigError if it has none."""
     suite_of(name)
     with _quiet():
         function = _module("registry").get_domain_randomizer(name)
@@ -102,10 +99,6 @@ def randomizer(name: str) -> Any:
 
 def ppo_settings(name: str, impl: str | None) -> dict[str, Any]:
     """Playground's own settings of Brax's PPO for a task, as arguments of Brax's `ppo.train`.
-
-    Args:
-        name: Name of the task.
-        impl: Implementation of MJX; None for Playground's default.
 
     Raises:
         ConfigError: The task does not exist, or Playground has no settings for it.
@@ -122,11 +115,7 @@ def ppo_settings(name: str, impl: str | None) -> dict[str, Any]:
 
 
 def suite_of(name: str) -> Any:
-    """The module of the suite that has a task.
-
-    Raises:
-        ConfigError: Playground is not installed, or has no such task.
-    """
+    """The module of the suite that has a task; raises a ConfigError if there is none."""
     suites = [_module(suite) for suite in _SUITES]
     for suite in suites:
         if name in suite.ALL_ENVS:
@@ -140,11 +129,7 @@ def suite_of(name: str) -> Any:
 
 
 def _module(name: str) -> Any:
-    """A module of Playground.
-
-    Raises:
-        ConfigError: Playground is not installed, or cannot be imported.
-    """
+    """A module of Playground; raises a ConfigError if it is not installed, or cannot be imported."""
     if importlib.util.find_spec(_PACKAGE) is None:
         raise ConfigError(f"env: MuJoCo Playground is not installed; {install('playground')}")
     try:
@@ -162,34 +147,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings with dotted keys, as Playground takes them."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
-
-
-def _require_known(overrides: Mapping[str, Any], settings: Any, name: str) -> None:
-    known = _flat(settings.to_dict())
-    for key in overrides:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(known))}"
-            raise ConfigError(f"env.kwargs: {name} has no setting {key!r}; {hint}")
-
-
-def _menagerie() -> Path:
-    """The folder in which Playground looks for the models of MuJoCo Menagerie."""
-    path: Path = _module("registry").mjx_env.MENAGERIE_PATH
-    return path
-
-
-def _no_models(name: str, mistake: str) -> str:
-    path = _menagerie()
-    return (
-        f"env.name: {name} needs the robot models of MuJoCo Menagerie, which {mistake}; start it once with git and a "
-        f"network, or put a clone of https://github.com/google-deepmind/mujoco_menagerie at {path}"
-    )
 
 
 @contextlib.contextmanager

@@ -16,15 +16,9 @@ pytest.importorskip("mujoco_playground")
 
 from commands import exit_code
 from quick_compile import environment as quick_environment
-from robots import GO1, use_dummy_meshes
 
 import rlstable
-from rlstable.compilation.programs import Programs
-from rlstable.config import ConfigError
-from rlstable.doctor.__main__ import main as doctor
 from rlstable.evaluate import main as evaluate
-from rlstable.export.__main__ import main as export
-from rlstable.render.__main__ import main as render
 from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
 from rlstable.runner.result import Result
@@ -76,17 +70,6 @@ def test_evaluate_and_report_read_the_run(folder: Path, capsys: pytest.CaptureFi
     assert TASK in (folder / "report.html").read_text()
 
 
-def test_page_of_episodes_shows_playgrounds_scene(folder: Path, tmp_path: Path) -> None:
-    assert exit_code(render, f"run={folder}", "format=html", "episodes=4", f"out={tmp_path}") == 0
-    (page,) = tmp_path.rglob("*.html")
-    assert TASK in page.read_text()
-
-
-def test_exported_policy_acts_like_the_run(folder: Path, tmp_path: Path) -> None:
-    assert exit_code(export, f"run={folder}", "format=stablehlo", f"out={tmp_path}") == 0
-    assert any(tmp_path.rglob("*.stablehlo"))
-
-
 @pytest.mark.slow
 def test_incident_is_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (incident,) = [event for event in events(folder) if event["kind"] == "incident"][:1]
@@ -94,30 +77,9 @@ def test_incident_is_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.slow
-def test_doctor_looks_at_the_model_of_the_task(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(doctor, "env=playground", f"env.name={TASK}", *TINY) == 0
-    assert "nan" not in capsys.readouterr().out.lower()
-
-
 def test_resumed_run_goes_on_with_the_same_task(result: Result) -> None:
     again = rlstable.fit(resume=str(result.run_dir), total_steps=192)
     assert (again.stop_reason, again.step) == (StopReason.completed, 192)
-
-
-@pytest.mark.parametrize("field", ["policy_obs_key", "value_obs_key"])
-def test_wrong_observation_key_is_one_line_before_anything_compiles(
-    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_dummy_meshes(tmp_path / "menagerie", monkeypatch)
-
-    def compiled(*_: Any, **__: Any) -> None:
-        raise AssertionError("it compiles")
-
-    monkeypatch.setattr(Programs, "build", compiled)
-    said = rf"^network\.{field}: the observation has no 'stat'; it has privileged_state, state$"
-    with pytest.raises(ConfigError, match=said):
-        rlstable.fit(f"playground:{GO1}", run_dir=tmp_path / "run", overrides=[*TINY, f"network.{field}=stat"])
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:

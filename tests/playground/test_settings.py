@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from rlstable.config.networks import NetworkConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.run import EnvConfig, EvalConfig
 from rlstable.io.run_folder import write_config
-from rlstable.runner import loop
 from rlstable.train import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,21 +102,6 @@ def test_every_setting_of_every_task_is_known(name: str, published: Any) -> None
     assert settings.keys() <= written, "the files of configs/ ask for every setting that Playground has"
 
 
-def test_printed_configuration_has_playgrounds_numbers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for flag in (["--cfg", "job"], ["-c", "job"], ["--cfg=job"]):
-        assert type_command(monkeypatch, *GO1, "ppo.num_envs=64", *flag) is None
-        printed = yaml.safe_load(capsys.readouterr().out)
-        assert (printed["ppo"]["num_envs"], printed["ppo"]["batch_size"], printed["total_steps"]) == (
-            64,
-            256,
-            206438400,
-        )
-        assert printed["network"]["policy_hidden_layer_sizes"] == [512, 256, 128]
-        assert "hydra" not in printed
-
-
 MISTAKES = {
     "no name": (["env=playground"], "env.name: is missing; name a task of MuJoCo Playground, e.g. env.name="),
     "a misspelt name": (["env=playground", "env.name=CartpolBalance"], "env.name: MuJoCo Playground has no task "
@@ -153,21 +135,6 @@ def test_mistake_is_one_line_and_leaves_no_folder(
     [line] = printed.err.splitlines()
     assert line.startswith(f"rlstable: {said}") and printed.out == ""
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
-
-
-def test_task_without_settings_of_ppo_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(name: str, impl: Any) -> None:
-        raise ValueError(f"Unsupported env: {name}")
-
-    monkeypatch.setattr(manipulation_params, "brax_ppo_config", unsupported)
-    playground._settings.cache_clear()
-    words = ["env=playground", "env.name=PandaPickCube"]
-    expected = "^ppo: Playground has no settings of PPO for PandaPickCube; set ppo=default, env.episode_length"
-    with pytest.raises(ConfigError, match=expected):
-        compose(words)
-    typed = ["env.episode_length=150", "env.action_repeat=1", "network.policy_obs_key=state"]
-    config = compose([*words, "ppo=default", *typed, "network.value_obs_key=privileged_state"])
-    assert (config.env.episode_length, config.network.value_obs_key) == (150, "privileged_state")
 
 
 def test_few_cores_have_their_own_recipe_with_the_episodes_and_observations_of_the_task() -> None:
@@ -215,30 +182,3 @@ def test_resumed_run_keeps_its_numbers_but_for_typed_keys(saved: Path, monkeypat
     monkeypatch.setattr(playground, "_settings", None)  # Playground is not asked
     assert numbers(compose([resume, "total_steps=1000"])) == (0.5, 7, 2048, 1000)
     assert numbers(compose([*CARTPOLE, "resume=auto"], saved)) == (0.5, 7, 2048, 999)
-
-
-def test_every_run_of_a_sweep_has_the_settings_of_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = []
-
-    class Loop:
-        def __init__(self, config: Any, *args: Any, **named: Any):
-            configs.append(config)
-            raise ConfigError("stop")
-
-    monkeypatch.setattr(loop, "TrainingLoop", Loop)
-    monkeypatch.chdir(tmp_path)
-    tasks = "env.name=CartpoleBalance,Go1JoystickFlatTerrain"
-    type_command(monkeypatch, "env=playground", tasks, "recipe_for=accelerator", "--multirun")
-    found = [(config.env.name, config.ppo.num_envs, config.network.value_obs_key) for config in configs]
-    assert found == [("CartpoleBalance", 2048, "state"), ("Go1JoystickFlatTerrain", 8192, "privileged_state")]
-
-
-@pytest.mark.parametrize("words", [["--cfg", "job"], ["env=playground", "--help"]])
-def test_help_and_other_configurations_import_neither_jax_nor_playground(words: list[str], tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom rlstable.train import main\ntry:\n    main()\nexcept SystemExit as end:\n"
-        "    assert not end.code, end.code\nassert not {'jax', 'mujoco', 'mujoco_playground'} & set(sys.modules)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, *words]
-    subprocess.run(command, env=environment, cwd=tmp_path, check=True, timeout=120, capture_output=True)

@@ -91,7 +91,7 @@ def test_mistake_is_one_line_and_prints_nothing(mistake: str, capsys: pytest.Cap
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("error", [subprocess.CalledProcessError(128, ["git", "clone"]), FileNotFoundError("git")])
+@pytest.mark.parametrize("error", [subprocess.CalledProcessError(128, "git"), FileNotFoundError("no git")])
 def test_missing_robot_models_are_one_line(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,9 +103,9 @@ def test_missing_robot_models_are_one_line(
         monkeypatch.setattr(mjx_env, name, tmp_path / name)
     monkeypatch.setattr(mjx_env, "_clone_with_progress", clone)
     said = (
-        f"env.name: {GO1} needs the robot models of MuJoCo Menagerie, which could not be downloaded; start it once "
-        "with git and a network, or put a clone of https://github.com/google-deepmind/mujoco_menagerie at "
-        f"{tmp_path}/MENAGERIE_PATH"
+        f"env.name: {GO1} needs the robot models of MuJoCo Menagerie, which are missing or incomplete ({error}); "
+        "start it once with git and a network, or put a clone of "
+        f"https://github.com/google-deepmind/mujoco_menagerie at {tmp_path}/MENAGERIE_PATH"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
         load(task(GO1))
@@ -117,7 +117,7 @@ def test_missing_robot_models_are_one_line(
 def test_incomplete_robot_models_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_dummy_meshes(tmp_path / "menagerie", monkeypatch)
     (tmp_path / "menagerie" / "unitree_go1" / "assets" / "hip.stl").unlink()
-    with pytest.raises(ConfigError, match=r"MuJoCo Menagerie, which are incomplete \(.*hip\.stl.*\); start it") as said:
+    with pytest.raises(ConfigError, match=r"which are missing or incomplete \(.*hip\.stl.*\); start it") as said:
         load(task(GO1))
     assert "\n" not in str(said.value)
 

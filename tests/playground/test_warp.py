@@ -183,11 +183,3 @@ def test_run_quarantines_evaluates_resumes_exactly_and_replays_its_incident(tmp_
     assert [outcome.engine for outcome in outcomes] == ["float32", "C MuJoCo"]
     assert compare(incident, outcomes).conclusion.startswith("not reproduced: the run injected fault.site=physics")
     np.testing.assert_allclose(*(outcome.arrays["data/qvel"] for outcome in outcomes), rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_several_seeds_are_refused_in_one_line(tmp_path: Path) -> None:
-    env = cartpole()
-    config = settings(1, seeds=2, env={"source": "object", "name": "cartpole:Balance", "episode_length": 20})
-    with pytest.raises(ConfigError, match=r"^seeds: cartpole:Balance keeps the contacts of all environments in one"):
-        TrainingLoop(config, tmp_path, environments=Environments(env, env))
