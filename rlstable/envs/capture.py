@@ -53,16 +53,10 @@ def cause_names(guards: Mapping[str, Guard]) -> list[str]:
 def flags(
     guards: Mapping[str, Guard], ctx: EnvContext, old: Mapping[str, GuardState], new: Mapping[str, GuardState]
 ) -> jax.Array:
-    """The causes for which environments are bad, bool `[causes, B]`.
+    """The causes for which environments are bad, bool `[causes, B]`, from guard states before and after the step.
 
     The quarantine reports all its causes per environment; they are terms that its verdict has already computed. Other
     guards only count trips, so their causes are set for every environment of the step.
-
-    Args:
-        guards: Guards of the env site, by name.
-        ctx: Argument of the guards.
-        old: States of the guards before the step.
-        new: States of the guards after the step.
     """
 
     def causes(name: str, guard: Guard) -> jax.Array:
@@ -75,14 +69,7 @@ def flags(
 
 
 def empty(guards: Mapping[str, Guard], state: EnvState, action_size: int, devices: int) -> Slot:
-    """One empty slot per device, on the host.
-
-    Args:
-        guards: Guards of the env site, by name.
-        state: Argument of `env.step`, `[B]`; only its shapes are read.
-        action_size: Number of action elements.
-        devices: Number of slots.
-    """
+    """One empty slot per device, on the host. Reads only the shapes of the state, an argument of `env.step`."""
 
     def record(state: EnvState, action: jax.Array, key: jax.Array) -> Any:
         causes = jnp.zeros((len(cause_names(guards)), *action.shape[:1]), bool)
@@ -97,13 +84,7 @@ def empty(guards: Mapping[str, Guard], state: EnvState, action_size: int, device
 
 
 def catch(slot: Slot, step: StepRecord, bad: jax.Array) -> Slot:
-    """Counts the step, and records its first bad environment if the slot is empty.
-
-    Args:
-        slot: Slot of this device, `[1]`.
-        step: One step of every environment of this device.
-        bad: Whether an environment went bad in this step, bool `[B]`.
-    """
+    """Counts the step, and records its first bad environment (bool `[B]`) if this device's slot `[1]` is empty."""
 
     def fill(slot: Slot) -> Slot:
         record = _record(step, jnp.argmax(bad).astype(jnp.int32), slot.clock[0])

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 
 from rlstable.device.trees import EnvState, PyTree
 from rlstable.envs.vector import VectorEnv
+from rlstable.guards.base import both
 
 Policy = Callable[[Any, jax.Array], jax.Array]
 
 _MOST_ACTIONS = 100  # actions between two checks whether an episode still runs; each check costs a GPU a transfer
-
-
 PART = 1000  # actions of a part of longer episodes; between two parts a signal can stop an evaluation
 
 
@@ -67,35 +66,23 @@ def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array
         keys: One random key per environment, for the resets.
         key: Random key of the policy.
     """
-    carry, play = _episodes(env, policy, keys, key, lambda state: None)
-    return _played(env, play, _first(carry)).episodes
+    return _played(env, policy, first_part(env, policy, keys, key)).episodes
 
 
 def first_part(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Part:
     """The episodes before their first action; arguments as for `run_episodes`."""
-    return _first(_episodes(env, policy, keys, key, lambda state: None)[0])
-
-
-def next_part(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, before: Part) -> Part:
-    """Plays the next `PART` actions, or a few more; arguments as for `run_episodes`.
-
-    Args:
-        env: See `run_episodes`.
-        policy: See `run_episodes`.
-        keys: See `run_episodes`.
-        key: See `run_episodes`.
-        before: The episodes so far.
-    """
-    _, play = _episodes(env, policy, keys, key, lambda state: None)
-    return _played(env, play, before, before.actions + PART)
-
-
-def _first(carry: Any) -> Part:
+    carry = _first_carry(env, keys, key)
     return Part(jnp.zeros((), jnp.int32), jnp.any(carry[1]), carry)
 
 
-def _played(env: VectorEnv, play: Callable[..., Any], before: Part, last: jax.Array | None = None) -> Part:
+def next_part(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, before: Part) -> Part:
+    """Plays the next `PART` actions, or a few more; arguments as for `run_episodes`."""
+    return _played(env, policy, before, before.actions + PART)
+
+
+def _played(env: VectorEnv, policy: Policy, before: Part, last: jax.Array | None = None) -> Part:
     """The episodes after `last` actions, or after their end."""
+    play = _player(env, policy, lambda state: None)
     actions = env.episode_length // env.action_repeat
     size = next(size for size in range(min(_MOST_ACTIONS, actions), 0, -1) if actions % size == 0)
 
@@ -113,40 +100,36 @@ def _played(env: VectorEnv, play: Callable[..., Any], before: Part, last: jax.Ar
 def watch_episodes(
     env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, watch: Callable[[EnvState], PyTree]
 ) -> tuple[Episodes, PyTree]:
-    """Plays episodes like `run_episodes`, and records data of every state.
-
-    Args:
-        env: As for `run_episodes`.
-        policy: As for `run_episodes`.
-        keys: As for `run_episodes`.
-        key: As for `run_episodes`.
-        watch: Function from a batched state to the data to record.
+    """Plays episodes like `run_episodes`, and records what `watch` returns of every batched state.
 
     Returns:
         The episodes, and the recorded data of the first state and of the state after every action,
         `[1 + actions, B, ...]`. Data after the end of an episode have no meaning.
     """
-    carry, play = _episodes(env, policy, keys, key, watch)
+    carry, play = _first_carry(env, keys, key), _player(env, policy, watch)
     first = watch(carry[0])
     (_, _, episodes, _), recorded = jax.lax.scan(play, carry, None, length=env.episode_length // env.action_repeat)
     return episodes, jax.tree.map(lambda one, others: jnp.concatenate([one[None], others]), first, recorded)
 
 
-def _episodes(
-    env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, watch: Callable[[EnvState], PyTree]
-) -> tuple[Any, Callable[[Any, None], tuple[Any, PyTree]]]:
-    """The first carry of a scan over actions (state, running, episodes, key), and its body."""
+def _first_carry(env: VectorEnv, keys: jax.Array, key: jax.Array) -> Any:
+    """The first carry of `_player`: state, running environments, episodes, random key."""
     state = env.reset(keys)
-    guard_state = {name: guard.init() for name, guard in env.guards.items()}
     zeros = jnp.zeros(keys.shape[:1])
     aborted = (~env.clean(state)).astype(jnp.float32)
     sums = {name: zeros for name in ("reward", *state.metrics)}
+    return state, aborted == 0, Episodes(sums, zeros, aborted), key
+
+
+def _player(env: VectorEnv, policy: Policy, watch: Callable[[EnvState], PyTree]) -> Callable[..., tuple[Any, PyTree]]:
+    """The body of a scan over actions."""
+    guard_state = {name: guard.init() for name, guard in env.guards.items()}
 
     def play(carry: Any, _: None) -> tuple[Any, Any]:
         state, active, episodes, key = carry
         key, next_key = jax.random.split(key)
         stepped, ok, _states, _slot = env.repeat_action(state, policy(state.obs, key), guard_state)
-        running = active if ok is None else active & ok
+        running = both(ok, active)
         added = {**stepped.metrics, "reward": stepped.reward}
         steps = stepped.info["steps"] + env.action_repeat
         stepped = stepped.replace(info={**stepped.info, "steps": steps})
@@ -159,4 +142,4 @@ def _episodes(
         recorded = watch(stepped)
         return (stepped.replace(done=jnp.zeros_like(stepped.done)), running, episodes, next_key), recorded
 
-    return (state, aborted == 0, Episodes(sums, zeros, aborted), key), play
+    return play

@@ -16,11 +16,8 @@ class Float64Physics:
     """An environment that computes in float64 and returns float32 outside its physics state.
 
     Actions are widened; observation, reward, done, metrics and `info` are narrowed. With the same random keys the
-    environment draws other random numbers than in float32.
-
-    Args:
-        env: One environment with Brax's Env interface, traced under `jax.enable_x64()`. The program around it must be
-            lowered and called under `jax.enable_x64()` too (`Precision.compiled`).
+    environment draws other random numbers than in float32. The program around it must be lowered and called under
+    `jax.enable_x64()` too (`Precision.compiled`).
     """
 
     def __init__(self, env: Any):
@@ -30,12 +27,10 @@ class Float64Physics:
         return getattr(self._env, name)
 
     def reset(self, rng: jax.Array) -> EnvState:
-        """A first state."""
         with jax.enable_x64(True):
             return _narrowed(self._env.reset(rng))
 
     def step(self, state: EnvState, action: jax.Array) -> EnvState:
-        """The state after a step."""
         with jax.enable_x64(True):
             return _narrowed(self._env.step(state, action.astype(jnp.float64)))
 

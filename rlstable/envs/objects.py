@@ -6,12 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Environments(NamedTuple):
-    """Environment objects of a run.
-
-    Attributes:
-        train: One environment with Brax's Env interface, to train in.
-        evaluate: One environment to evaluate in; may be the same object.
-    """
+    """Environment objects of a run, with Brax's Env interface; may be the same object."""
 
     train: Any
     evaluate: Any

@@ -23,14 +23,10 @@ RandomizationFn = Callable[..., tuple[Any, Any]]
 
 
 class RandomizedEnv:
-    """An environment whose model is randomised at every reset.
+    """An environment of Brax (`env.sys`) or Playground (`env.mjx_model`) whose model is randomised at every reset.
 
-    Everything but `reset` and `step` is the wrapped environment's.
-
-    Args:
-        env: One environment of Brax (model `env.sys`) or of MuJoCo Playground (model `env.mjx_model`).
-        randomization_fn: `(model, rng) -> (model_v, in_axes)`, as for Brax's and Playground's PPO. JAX traces it with
-            one random key, `[1]`, and maps it over the environments.
+    `randomization_fn` is as for Brax's and Playground's PPO. JAX traces it with one random key, `[1]`, and maps it over
+    the environments.
 
     Raises:
         ConfigError: The environment has no model, or the function does not return what it must.
@@ -39,14 +35,13 @@ class RandomizedEnv:
     def __init__(self, env: Any, randomization_fn: RandomizationFn):
         self.env = env
         self._randomization_fn = randomization_fn
-        inner = _inner(env)
-        fields = [name for name in compatibility.RANDOMIZED_FIELDS if hasattr(inner, name)]
-        if not fields:
+        inner = self.unwrapped
+        self._field = next((name for name in compatibility.RANDOMIZED_FIELDS if hasattr(inner, name)), "")
+        if not self._field:
             raise ConfigError(
                 f"env.randomization_fn: {type(inner).__name__} has neither sys (Brax) nor mjx_model (Playground) to "
                 "randomise"
             )
-        self._field = fields[0]
         self._model = getattr(inner, self._field)
         self._randomized = self._find_randomized()
 
@@ -63,40 +58,34 @@ class RandomizedEnv:
     @property
     def unwrapped(self) -> Any:
         """The innermost environment, with the model that is not randomised."""
-        return _inner(self.env)
+        env = self.env
+        while hasattr(env, "env"):
+            env = env.env
+        return env
 
     def reset(self, rng: jax.Array) -> Any:
-        """A first state under a newly randomised model."""
         key_model, key_reset = jax.random.split(rng)
         model = self._draw(key_model)
-        state = self._with(model).reset(key_reset)
+        state = _with_field(self.env, self._field, self._replaced(model)).reset(key_reset)
         return state.replace(info={**state.info, MODEL: model})
 
     def step(self, state: Any, action: jax.Array) -> Any:
-        """One step under the model of this environment."""
         model = state.info[MODEL]
         bare = state.replace(info={name: value for name, value in state.info.items() if name != MODEL})
-        stepped = self._with(model).step(self._with_own_mass(bare, model), action)
-        return stepped.replace(info={**stepped.info, MODEL: model})
-
-    def _with_own_mass(self, state: Any, model: dict[str, jax.Array]) -> Any:
-        """The state with the masses of the model, for engines that carry them: first states are of other models."""
-        physics: Any = getattr(state, "pipeline_state", None)
-        if getattr(physics, "mass", None) is None:
-            return state
         system = self._replaced(model)
-        mass = system.link.inertia.mass ** (1 - system.spring_mass_scale)  # as in Brax's spring and positional engines
-        return state.replace(pipeline_state=physics.replace(mass=mass))
+        physics: Any = getattr(bare, "pipeline_state", None)
+        if getattr(physics, "mass", None) is not None:
+            # Brax's spring and positional engines carry masses, and a first state from the pool is of another model.
+            mass = system.link.inertia.mass ** (1 - system.spring_mass_scale)
+            bare = bare.replace(pipeline_state=physics.replace(mass=mass))
+        stepped = _with_field(self.env, self._field, system).step(bare, action)
+        return stepped.replace(info={**stepped.info, MODEL: model})
 
     def _draw(self, key: jax.Array) -> dict[str, jax.Array]:
         """The randomised arrays of one environment, by their path in the model."""
         batched, _ = self._randomization_fn(self._model, rng=key[None])
         leaves = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(batched)}
         return {name: jnp.asarray(leaves[name])[0] for name in self._randomized}
-
-    def _with(self, model: dict[str, jax.Array]) -> Any:
-        """A copy of the environment with a randomised model."""
-        return _with_field(self.env, self._field, self._replaced(model))
 
     def _replaced(self, model: dict[str, jax.Array]) -> Any:
         """The whole model, with randomised arrays in their places."""
@@ -138,19 +127,10 @@ class RandomizedEnv:
 def _broadcast(in_axes: Any, tree: Any) -> list[Any]:
     """The axis of every leaf, as `jax.vmap` reads a tree prefix of axes."""
     axes: list[Any] = []
-
-    def spread(axis: Any, part: Any) -> None:
-        axes.extend([axis] * len(jax.tree.leaves(part)))
-
-    jax.tree.map(spread, in_axes, tree, is_leaf=lambda x: x is None)
+    jax.tree.map(
+        lambda axis, part: axes.extend([axis] * len(jax.tree.leaves(part))), in_axes, tree, is_leaf=lambda x: x is None
+    )
     return axes
-
-
-def _inner(env: Any) -> Any:
-    """The innermost environment of a chain of wrappers."""
-    while hasattr(env, "env"):
-        env = env.env
-    return env
 
 
 def _with_field(env: Any, field: str, value: Any) -> Any:

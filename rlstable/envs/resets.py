@@ -30,13 +30,6 @@ class Resets:
 
     Without guards bad states are kept, as in Brax. If almost no state is clean, `draw` raises an error in either case.
 
-    Args:
-        env: Vectorised environments.
-        batch: Number of first states per call of the program.
-        precision: Precision level of the program.
-        programs: Builder of the program; None for a new `Programs`.
-        devices: Number of devices of the training state; each has a copy of the shared leaves.
-
     Attributes:
         program: Jitted function from a random key to `(states, clean)`.
     """
@@ -80,11 +73,7 @@ class Resets:
         return for_devices(states, self._devices)
 
     def draw(self, key: jax.Array, count: int) -> EnvState:
-        """`count` first states on the host, clean if the environments have guards.
-
-        Args:
-            key: Random key; it determines the states.
-            count: Number of states.
+        """`count` first states on the host, which `key` determines; clean if the environments have guards.
 
         Raises:
             ConfigError: Almost no reset gives a clean state; the message names the problem.
@@ -114,14 +103,7 @@ class Resets:
         return pool_of(self.draw(key, count))
 
     def _first_problem(self, states: EnvState) -> str:
-        for label, part in (("observation", states.obs), ("reward", states.reward), ("state", without_shared(states))):
-            leaves = [x for x in jax.tree.leaves(part) if np.issubdtype(np.asarray(x).dtype, np.floating)]
-            if not all(np.isfinite(leaf).all() for leaf in leaves):
-                return f"its {label} is not finite"
-        return self._beyond_limit(states) or "it is beyond guards.quarantine.max_other_norm"
-
-    def _beyond_limit(self, states: EnvState) -> str | None:
-        """The range of the first element beyond a limit of the quarantine, and the limit's key."""
+        """The range of the first element that is not finite or beyond a limit of the quarantine, and the limit."""
         quarantine = self._env.guards.get("quarantine")
         simulated = physics(without_shared(states))
         for what, part, key in (
@@ -130,13 +112,13 @@ class Resets:
             ("state", named(simulated, COORDINATES), "max_abs_state"),
             ("acceleration", named(simulated, ACCELERATIONS), "max_abs_acceleration"),
         ):
-            limit = getattr(quarantine, key, None)
+            limit = getattr(quarantine, key, None) or np.finfo(np.float32).max
             for path, leaf in jax.tree.leaves_with_path(part):
                 numbers = np.reshape(np.asarray(leaf, float), (len(leaf), -1))
-                beyond = ~(np.abs(numbers) <= (np.inf if limit is None else limit)).all(axis=0)
+                beyond = ~(np.abs(numbers) <= limit).all(axis=0)
                 if beyond.any():
                     index = int(beyond.argmax())
                     least, most = numbers[:, index].min(), numbers[:, index].max()
                     place = f"{what}{jax.tree_util.keystr(path)}" + (f"[{index}]" if leaf.ndim > 1 else "")
                     return f"{place} is {least:g} to {most:g}, beyond guards.quarantine.{key}={limit:g}"
-        return None
+        return "another part of its state is not finite, or beyond guards.quarantine.max_other_norm"

@@ -18,12 +18,7 @@ _CONTACT = "contact__"  # prefix of MJX-Warp's contact arrays, `[naconmax, ...]`
 
 
 def mark(state: EnvState, reset: Callable[[jax.Array], EnvState], keys: jax.Array) -> EnvState:
-    """Marks the shared leaves of `jax.vmap(reset)(keys)`: those with the same shape at two batch sizes.
-
-    Args:
-        state: Result of the vmapped reset, `[B]`.
-        reset: Reset of one environment; it is only traced again if a leaf may be shared.
-        keys: Random keys, `[B]`.
+    """Marks the shared leaves of `state = jax.vmap(reset)(keys)`: those with the same shape at two batch sizes.
 
     Raises:
         ConfigError: A leaf is neither shared nor has one row per environment.
@@ -52,33 +47,23 @@ def mark(state: EnvState, reset: Callable[[jax.Array], EnvState], keys: jax.Arra
 def contact_norms(state: EnvState) -> jax.Array | None:
     """Largest norm of a contact's numbers by environment, `[B]`; infinite if a number is not finite.
 
-    Contacts belong to the environment in `contact.worldid`. Entries from `nacon` on are left from earlier steps.
-
-    Args:
-        state: Batched state with marked leaves.
-
-    Returns:
-        The norms; None if the physics has no shared contacts.
+    Contacts belong to the environment in `contact.worldid`. Entries from `nacon` on are left from earlier steps. None
+    if the physics has no shared contacts.
     """
-    data = physics(state)
-    data = compatibility.mjx_arrays(data)
+    data = compatibility.mjx_arrays(physics(state))
     world, count = (getattr(data, name, None) for name in (f"{_CONTACT}worldid", "nacon"))
     if not isinstance(world, Shared) or not isinstance(count, Shared) or not world.value.size:
         return None
     world_id = world.value[0]
     squares = jnp.zeros(world_id.shape)
     for name, leaf in sorted(vars(data).items()):
-        if name.startswith(_CONTACT) and isinstance(leaf, Shared) and _is_float_per_contact(leaf, world_id):
-            squares += jnp.sum(jnp.square(leaf.value[0]).reshape(len(world_id), -1), axis=1)
+        x = leaf.value[0] if name.startswith(_CONTACT) and isinstance(leaf, Shared) else None
+        if x is not None and jnp.issubdtype(x.dtype, jnp.floating) and x.shape[:1] == world_id.shape:
+            squares += jnp.sum(jnp.square(x).reshape(len(world_id), -1), axis=1)
     active = jnp.arange(len(world_id)) < count.value.reshape(())
     # The maximum of NaN and a number depends on the device.
     norms = jnp.where(jnp.isnan(squares), jnp.inf, jnp.sqrt(squares))
     return jnp.zeros(state.reward.shape).at[world_id].max(jnp.where(active, norms, 0.0), mode="drop")
-
-
-def _is_float_per_contact(leaf: Shared, world_id: jax.Array) -> bool:
-    x = leaf.value[0]
-    return jnp.issubdtype(x.dtype, jnp.floating) and x.shape[:1] == world_id.shape
 
 
 def _may_share(state: EnvState) -> bool:

@@ -24,7 +24,7 @@ from rlstable.device.trees import EnvState, PyTree
 from rlstable.envs import capture
 from rlstable.envs.randomized import MODEL
 from rlstable.envs.shared_leaves import contact_norms, mark
-from rlstable.guards.base import Guard, GuardState, all_finite, fold, select
+from rlstable.guards.base import Guard, GuardState, all_finite, both, fold, select
 from rlstable.guards.env import EnvContext, physics, physics_field, without_fields
 from rlstable.ppo.rollout import Step
 from rlstable.ppo.state import Slot
@@ -84,23 +84,11 @@ class VectorEnv:
         return alive & fold(self.guards, context, guard_state).ok
 
     def empty_slot(self, state: EnvState, action_size: int, devices: int) -> Slot:
-        """Empty slots for the first bad environment of every device, on the host.
-
-        Args:
-            state: Batched state, `[B]`; only its shapes are read.
-            action_size: Number of action elements.
-            devices: Number of slots.
-        """
+        """Empty slots for the first bad environment of every device, on the host; reads only the state's shapes."""
         return capture.empty(self.guards, without_first_state(state), action_size, devices)
 
     def catch(self, incident: Slot, step: capture.StepRecord, bad: jax.Array) -> Slot:
-        """Records the first bad environment of a step if the slot is empty.
-
-        Args:
-            incident: Slot of this device.
-            step: One step of every environment.
-            bad: Whether an environment went bad in this step, bool `[B]`.
-        """
+        """Records the first bad environment of a step if the slot is empty."""
         return capture.catch(incident, step, bad)
 
     def step(
@@ -115,44 +103,31 @@ class VectorEnv:
         """Takes one action in every environment, `action_repeat` times, and resets finished and bad environments.
 
         The episode of a bad environment ends as a truncation with reward 0 and without a time-out bootstrap. All parts
-        of its next state come from the pool, the cached first state included.
-
-        Args:
-            state: Batched state, `[B]`.
-            action: Actions, `[B, A]`.
-            pool: Clean first states (`pool_of`); None if `uses_pool` is false.
-            key: Random key of the draws from the pool.
-            guard_state: States of `guards`, by name.
-            incident: Slot of this device for the first bad environment; None to record nothing.
+        of its next state come from the pool (`pool_of`), the cached first state included.
         """
         before = state.info
         state, ok, guard_state, incident = self.repeat_action(state, action, guard_state, incident, key)
         state = state.replace(info={**state.info, **self._episode(before, state, ok)})
-        state = state.replace(done=jnp.where(self._time_is_up(state), 1.0, state.done))
-        if ok is not None:
+        state = state.replace(done=jnp.where(state.info["steps"] >= self.episode_length, 1.0, state.done))
+        if ok is not True:
             state = _truncate_bad(state, ok, before)
-        state = state.replace(info={**state.info, "episode_done": state.done, **_counted(state)})
-        state = self._draw_first_states(state, ok, pool, key)
-        state = _reset_finished(state)
-        return Step(state, ok, guard_state, incident)
+        info = {**state.info, "episode_done": state.done}
+        if _DONE_COUNT in info:
+            info[_DONE_COUNT] += state.done.astype(info[_DONE_COUNT].dtype)
+        state = self._draw_first_states(state.replace(info=info), ok, pool, key)
+        return Step(_reset_finished(state), None if isinstance(ok, bool) else ok, guard_state, incident)
 
     def repeat_action(
         self, state: EnvState, action: jax.Array, guard_state: Any, incident: Slot | None = None, key: Any = None
-    ) -> tuple[EnvState, jax.Array | None, Any, Slot | None]:
+    ) -> tuple[EnvState, jax.Array | bool, Any, Slot | None]:
         """Steps every environment with the action, `action_repeat` times, without a reset.
 
         An environment that went bad stays bad, even if a later repeat looks healthy. An environment whose episode ends
         keeps its state in later repeats. Rewards and metrics are summed over the repeats.
 
-        Args:
-            state: Batched state, `[B]`.
-            action: `[B, A]`.
-            guard_state: States of `guards`, by name.
-            incident: Slot of this device for the first bad environment; None to record nothing.
-            key: Random key of the step, recorded with an incident.
-
         Returns:
-            The state, the environments that are not bad, `[B]` (None without guards), the guard states and the slot.
+            The state, the environments that are not bad, `[B]` (a Python `True` without guards), the guard states and
+            the slot.
         """
         first = state.info[FIRST_STATE]
         done = state.done
@@ -179,7 +154,7 @@ class VectorEnv:
             if incident is not None:
                 causes = capture.flags(self.guards, context, guard_state, new_guard_state)
                 incident = self.catch(incident, capture.StepRecord(state, action, stepped, causes, key), plays & ~ok)
-            return (stepped, alive if ok is True else alive & ok, new_guard_state, incident), added
+            return (stepped, both(ok, alive), new_guard_state, incident), added
 
         carry = (start, alive, guard_state, incident)
         if self.action_repeat == 1:
@@ -189,7 +164,7 @@ class VectorEnv:
             reward, metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), each)
         info = {**state.info, "steps": start.info["steps"], FIRST_STATE: first}
         state = state.replace(reward=reward, metrics=metrics, info=info)
-        return state, (alive if self.guards else None), guard_state, incident
+        return state, (alive if self.guards else True), guard_state, incident
 
     def _step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, jax.Array | None]:
         """Steps every environment once, in one or more passes; returns the states and their `contact_norms`."""
@@ -198,11 +173,8 @@ class VectorEnv:
             return stepped, contact_norms(stepped)
         return _in_passes(self.env.step, state, action, self.per_pass)
 
-    def _episode(self, before: dict[str, Any], state: EnvState, ok: jax.Array | None) -> dict[str, Any]:
-        """Updates step count, truncation and sums of the episode, as Brax's EpisodeWrapper does.
-
-        Names of training replace equal names among the environment's metrics.
-        """
+    def _episode(self, before: dict[str, Any], state: EnvState, ok: jax.Array | bool) -> dict[str, Any]:
+        """Step count, truncation and sums of the episode. Names of training win over the environment's metrics."""
         steps = state.info["steps"] + self.action_repeat
         truncation = jnp.where(state.done > 0, state.info["truncation"] > 0, steps >= self.episode_length)
         new_episode = before["episode_done"] > 0
@@ -211,15 +183,12 @@ class VectorEnv:
             added["reward"] = state.reward
         totals = dict(before["episode_metrics"])
         for name, value in added.items():
-            value = value if ok is None else jnp.where(ok, value, 0.0)
+            value = select(ok, value, jnp.zeros_like(value))
             totals[name] = jnp.where(new_episode, 0.0, totals[name]) + value
         return {"steps": steps, "truncation": truncation.astype(steps.dtype), "episode_metrics": totals}
 
-    def _time_is_up(self, state: EnvState) -> jax.Array:
-        return state.info["steps"] >= self.episode_length
-
     def _draw_first_states(
-        self, state: EnvState, ok: jax.Array | None, pool: PackedRows | None, key: jax.Array
+        self, state: EnvState, ok: jax.Array | bool, pool: PackedRows | None, key: jax.Array
     ) -> EnvState:
         """Gives bad environments, and with `reset_from_pool` all finished ones, a first state from the pool.
 
@@ -229,7 +198,7 @@ class VectorEnv:
         """
         if pool is None:
             return state
-        bad = jnp.zeros(state.done.shape, bool) if ok is None else ~ok
+        bad = jnp.zeros(state.done.shape, bool) if isinstance(ok, bool) else ~ok
         draws = (state.done > 0) if self.reset_from_pool else bad
 
         def draw(parts: dict[str, Any]) -> dict[str, Any]:
@@ -246,12 +215,7 @@ class VectorEnv:
 
 
 def episode_entries(metrics: Mapping[str, Any], zeros: Any) -> dict[str, Any]:
-    """The entries of `info` that describe the episode; the environment's `step` must return them.
-
-    Args:
-        metrics: Metrics of the environment's state.
-        zeros: Value of every entry.
-    """
+    """The entries of `info` that describe the episode, all `zeros`; the environment's `step` must return them."""
     totals = {name: zeros for name in ("sum_reward", "length", *metrics)}
     return {"steps": zeros, "truncation": zeros, "episode_done": zeros, "episode_metrics": totals}
 
@@ -331,7 +295,7 @@ def _is_key(x: jax.Array) -> bool:
     return x.shape[-1:] == raw.shape
 
 
-def _truncate_bad(state: EnvState, ok: jax.Array, before: dict[str, Any]) -> EnvState:
+def _truncate_bad(state: EnvState, ok: jax.Array | bool, before: dict[str, Any]) -> EnvState:
     """Turns the step of a bad environment into a truncation with reward 0; values to preserve are those `before` it."""
     info = dict(state.info)
     info["truncation"] = jnp.where(ok, info["truncation"], 1.0)
@@ -340,14 +304,6 @@ def _truncate_bad(state: EnvState, ok: jax.Array, before: dict[str, Any]) -> Env
     if _PRESERVED in info:
         info[_PRESERVED] = select(ok, info[_PRESERVED], before[_PRESERVED])
     return state.replace(reward=jnp.where(ok, state.reward, 0.0), done=jnp.where(ok, state.done, 1.0), info=info)
-
-
-def _counted(state: EnvState) -> dict[str, Any]:
-    """Playground's count of finished episodes, if the environment has the entry."""
-    if _DONE_COUNT not in state.info:
-        return {}
-    count = state.info[_DONE_COUNT]
-    return {_DONE_COUNT: count + state.done.astype(count.dtype)}
 
 
 def _reset_finished(state: EnvState) -> EnvState:

@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import PointMass, equations, mesh, tiny_config
+from toys import PointMass, mesh, tiny_config
 
-from rlstable.device import sharding
 from rlstable.device.packed import PackedRows
 from rlstable.envs.float64 import Float64Physics
-from rlstable.ppo.state import SPECS
 from rlstable.runner.setup import TrainingSetup
 
 WIDE = {jnp.dtype(jnp.float64), jnp.dtype(jnp.int64), jnp.dtype(jnp.uint64)}
@@ -23,10 +21,6 @@ WIDE = {jnp.dtype(jnp.float64), jnp.dtype(jnp.int64), jnp.dtype(jnp.uint64)}
 def assembly() -> TrainingSetup:
     """Every guard on, at the level of float64 physics."""
     return TrainingSetup(tiny_config(guards={}, precision={"matmul": "x64"}), mesh())
-
-
-def is_wide(value: Any) -> bool:
-    return getattr(getattr(value, "aval", None), "dtype", None) in WIDE
 
 
 def test_only_the_physics_state_is_float64(assembly: TrainingSetup) -> None:
@@ -42,29 +36,6 @@ def test_only_the_physics_state_is_float64(assembly: TrainingSetup) -> None:
     physics = jax.tree.leaves((shapes.env_state.pipeline_state, first["physics"]))
     assert {leaf.dtype for leaf in physics} == {jnp.dtype(jnp.float64)}
     assert {leaf.dtype for leaf in jax.tree.leaves(first["obs"])} == {jnp.dtype(jnp.float32)}
-
-
-def test_nothing_outside_the_simulation_computes_in_float64(assembly: TrainingSetup) -> None:
-    """Every operation on a float64 number is inside the rollout, and none of its results is learnt from as such."""
-    program = sharding.over_devices(assembly.ppo.iteration, mesh(), (SPECS,), (SPECS, sharding.REPLICATED))
-    with assembly.precision.compiled():
-        traced = jax.make_jaxpr(program)(assembly.shapes())
-    wide = [
-        (equation, around)
-        for equation, around in equations(traced.jaxpr)
-        if any(map(is_wide, (*equation.invars, *equation.outvars)))
-    ]
-    outermost = {id(loop): loop for _, around in wide if (loop := _outermost_loop(around)) is not None}
-    assert all(_outermost_loop(around) is not None for _, around in wide)
-    # One loop has them all: that over the unrolls of the rollout. Its carry is the environments, its outputs the batch.
-    (rollout,) = outermost.values()
-    assert rollout.primitive.name == "scan"
-    batch = rollout.outvars[rollout.params["num_carry"] :]
-    assert batch and not any(map(is_wide, batch))
-
-
-def _outermost_loop(around: tuple[Any, ...]) -> Any:
-    return next((one for one in around if one.primitive.name in ("scan", "while")), None)
 
 
 def test_simulation_in_float64_equals_numpy() -> None:

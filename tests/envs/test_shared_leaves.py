@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,12 +21,10 @@ from rlstable.device import sharding
 from rlstable.device.packed import PackedRows
 from rlstable.device.shared import Shared, has_shared, row, shared_in, unmarked, without_shared
 from rlstable.envs.episodes import run_episodes
-from rlstable.envs.objects import Environments
 from rlstable.envs.resets import Resets
 from rlstable.envs.shared_leaves import contact_norms, mark
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import env_guards
-from rlstable.runner import seed_programs
 from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -166,13 +163,6 @@ def test_contact_norms_ignore_entries_after_the_last_contact_and_unknown_environ
     assert contact_norms(state).tolist() == [np.inf, 0.0, 5.0]
 
 
-def test_number_of_contacts_beyond_the_room_reads_no_further_entry() -> None:
-    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(touching(2).reset, keys(3)))
-    contacts = contacts_of(state).replace(nacon=Shared(jnp.array([[9]], jnp.int32)))
-    state = state.replace(pipeline_state=state.pipeline_state.replace(_impl=contacts))
-    assert contact_norms(state).tolist() == [0.0, 0.0, 0.0]
-
-
 def test_recorded_step_has_one_row_of_other_leaves_and_the_whole_shared_leaves() -> None:
     physics = jax.eval_shape(lambda: row(touching(COUNT).reset(keys()), 2)).pipeline_state
     assert (physics.q.shape, physics._impl.force.shape) == ((2,), ())
@@ -248,25 +238,3 @@ def test_bad_contact_on_the_second_of_two_devices_quarantines_one_environment(tm
     assert (row["guards/quarantine/trips"], row["guards/quarantine/physics"]) == (1, 1)
     # The pool's first state is not marked.
     assert np.asarray(state.info["chosen"]).tolist() == [0.0] * 8
-
-
-def test_several_seeds_with_shared_leaves_are_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        TrainingLoop(settings(1, seeds=2), tmp_path)
-    assert str(error.value) == (
-        "seeds: contacts:Touching keeps the contacts of all environments in one array (MJX-Warp), which cannot be "
-        "mapped over seeds; train one seed per process with seeds=1, or use impl=jax"
-    )
-
-
-@pytest.mark.parametrize(("impl", "levels"), [("warp", ("default", "highest")), ("jax", ("default", "highest", "x64"))])
-def test_ladder_offers_float64_physics_only_where_the_physics_can_compute_in_float64(
-    impl: str, levels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    env = Touching(8)
-    env.mjx_model = SimpleNamespace(impl=SimpleNamespace(value=impl))  # type: ignore[attr-defined]
-    monkeypatch.setattr(seed_programs, "_distinct_levels", lambda compiling, event, levels: levels)
-    config = settings(1, supervise={"ladder": {"matmul": ("default", "highest", "x64")}})
-    loop = TrainingLoop(config, tmp_path, environments=Environments(env, env))
-    assert loop.single.programs.ladder._matmul_levels == levels
-    loop.close()

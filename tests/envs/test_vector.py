@@ -298,16 +298,6 @@ def test_healthy_steps_equal_those_of_brax(setting):
         assert ((done > 0) & (truncated == 0)).sum() > 5, "no episode ended by itself"
 
 
-def test_environment_without_guards_traces_no_check():
-    env = vector(Setting("toy", guarded=False))
-    assert not env.uses_pool
-    state = jax.eval_shape(env.reset, first_keys(Setting("toy")))
-    actions = jnp.zeros((BATCH, 3))
-    text = str(jax.make_jaxpr(env.step)(state, actions, None, jax.random.PRNGKey(0), {}))
-    for word in ("while", "random_bits", "threefry", "is_finite", "cumsum"):
-        assert word not in text
-
-
 # --- one fault at a time
 
 
@@ -331,30 +321,6 @@ def test_faulty_step_becomes_an_invalid_truncation_without_reward(setting):
     assert len(set(physics(after).ident[FAULTY])) > 1, "all came from one row"
 
 
-@pytest.mark.parametrize("setting", [Setting("every other", 2)], ids=identifier)
-def test_step_after_a_fault_is_an_ordinary_first_step(setting):
-    """The episode continues like one that starts from that row of the pool."""
-    result = play(setting, faulty_actions(setting))
-    bad = [*FAULTY]
-    assert result.valid[AT + 1 :].all()
-    following = rows(result.state, (AT + 1, bad))
-    assert (following.info["steps"] == setting.repeat).all()
-    totals = following.info["episode_metrics"]
-    np.testing.assert_array_equal(totals["length"], setting.repeat)
-    np.testing.assert_array_equal(totals["sum_reward"], following.reward)
-
-    alone, start = rows(result.state, AT), first_states(setting.kind)
-    start = start.replace(
-        obs=alone.obs,
-        info=start.info | {k: v for k, v in alone.info.items() if k not in OWN},
-        **{environment(setting.kind).field: physics(alone)},
-    )
-    rest = np.roll(healthy_actions(setting), -(AT + 1), axis=0)
-    expected = play(setting, rest, start).state
-    span = STEPS - (AT + 1)
-    assert_same(rows(expected, (slice(0, span), bad)), rows(result.state, (slice(AT + 1, None), bad)))
-
-
 @pytest.mark.parametrize("setting", [Setting("toy"), Setting("every other", 2)], ids=identifier)
 def test_environment_fault_is_counted_once_under_its_cause(setting):
     """Also if a repeat is bad for several reasons, or several repeats are bad."""
@@ -373,95 +339,7 @@ def test_fault_does_not_change_the_other_environments(setting):
     assert_same(rows(healthy, (slice(None), spared)), rows(faulted, (slice(None), spared)))
 
 
-@pytest.mark.parametrize("setting", [Setting("toy", 2)], ids=identifier)
-def test_episode_metrics_do_not_include_a_bad_step(setting):
-    totals = play(setting, faulty_actions(setting)).state.info["episode_metrics"]
-    bad = [*FAULTY]
-    assert all_finite(totals)
-    for name, total in totals.items():
-        fresh = play(setting, faulty_actions(setting)).state.info["episode_done"][AT - 1] > 0
-        kept = np.where(fresh, 0.0, total[AT - 1])
-        np.testing.assert_array_equal(total[AT, bad], kept[bad], err_msg=name)
-
-
-def test_fault_without_a_guard_lasts_for_ever():
-    """The failure: the sum of rewards and the numbers in `info` stay NaN."""
-    setting = Setting("toy", guarded=False)
-    actions = healthy_actions(setting).copy()
-    for step in range(8):
-        actions[step, :, 0] = 0.0
-    with_fault(actions, AT, 0, "reward", 0)
-    with_fault(actions, AT, 1, "info", 0)
-    with_fault(actions, AT, 2, "physics", 0)
-    brax, unguarded = brax_compiled(setting)(actions)[1], play(setting, actions).state
-    episodes = np.asarray(brax.done)[AT + 1 :].sum(axis=0)
-    assert (episodes[:3] >= 1).all(), "the fault is never followed by another episode"
-    assert np.isnan(brax.info["episode_metrics"]["sum_reward"][AT:, 0]).all()
-    for state in (brax, unguarded):
-        assert np.isnan(state.info["sum"][AT:, 1]).all()
-        # NaN passes the health test, so bad physics goes on to the time limit.
-        assert np.isnan(state.pipeline_state.q[AT:7, 2]).all() and not np.asarray(state.done)[AT:7, 2].any()
-
-    guarded = play(Setting("toy"), actions)
-    assert (~guarded.valid).sum() == 3
-    assert all_finite(guarded.state)
-
-
-def test_cached_first_state_of_a_bad_environment_is_replaced():
-    """Otherwise an environment with a bad first state would never recover."""
-    setting = Setting("toy")
-    result = play(setting, faulty_actions(setting)).state
-    first = result.info["first_state"].unpacked()["physics"].ident
-    bad = [*FAULTY]
-    assert (first[AT, bad] != first[AT - 1, bad]).all()
-    np.testing.assert_array_equal(first[AT:, bad], np.broadcast_to(first[AT, bad], first[AT:, bad].shape))
-    # Later episodes begin there.
-    over = result.done[AT:] > 0
-    np.testing.assert_array_equal(physics(result).t[AT:][over], 0)
-    np.testing.assert_array_equal(physics(result).ident[AT:], first[AT:])
-
-
 # --- many faults
-
-
-@functools.cache
-def storm(setting: Setting) -> tuple[np.ndarray, Any]:
-    """A tenth of all steps meet a fault of any kind; every environment meets one in step 11, and in 12 and 13."""
-    rng = np.random.default_rng(5)
-    actions = healthy_actions(setting).copy()
-    hit = rng.random(actions.shape[:2]) < 0.1
-    hit[11:14] = True
-    expected = np.zeros_like(hit)
-    for step, index in np.argwhere(hit):
-        case = CASES[rng.integers(len(CASES))] if step not in (11, 12, 13) else ("observation", 0)
-        with_fault(actions, step, index, *case)
-        expected[step, index] = True
-    return expected, play(setting, actions)
-
-
-STORMS = [Setting("toy", 2), Setting("named", 2, from_pool=True)]
-
-
-@pytest.mark.parametrize("setting", STORMS, ids=identifier)
-def test_state_stays_finite_with_faults_in_a_tenth_of_all_steps(setting):
-    """Every fault is counted, and each step after a fault is clean."""
-    expected, result = storm(setting)
-    state = result.state
-    np.testing.assert_array_equal(result.valid, ~expected)
-    for leaf in jax.tree.leaves(state.replace(metrics={})):  # metrics of a bad step are those of the step
-        assert np.isfinite(leaf).all()
-    assert np.abs(state.pipeline_state.q).max() < 10 and np.abs(state.reward).max() < 100
-
-    worth = (state.done, state.info["truncation"], state.info["episode_done"])
-    for x in worth:
-        assert (x[expected] == 1).all()
-    assert (state.reward[expected] == 0).all() and (state.info["time_out"][expected] == 0).all()
-    assert_coherent(state)
-    counted = result.guard_state["quarantine"].trips.sum(axis=-1)
-    np.testing.assert_array_equal(counted, np.cumsum(expected.sum(axis=1)))
-    over = state.done[:-1] > 0
-    assert (state.info["steps"][1:][over] == setting.repeat).all()
-    assert (state.info["episode_metrics"]["length"][1:][over & ~expected[1:]] == setting.repeat).all()
 
 
 # --- ordinary ends from the pool
@@ -531,11 +409,9 @@ def test_evaluation_episodes_equal_those_of_the_brax_evaluator(kind, repeat):
             assert len(np.unique(ours.length)) > 2, "all episodes ended together"
 
 
-def run_faulty(guards: dict[str, Any], bad_reset: bool = False) -> tuple[Any, np.ndarray]:
+def run_faulty(guards: dict[str, Any]) -> tuple[Any, np.ndarray]:
     """Half of the environments go bad in their fourth step."""
     env = faulty.Faulty(period=100, phase=3)
-    if bad_reset:
-        env = BadResets()
     vector = VectorEnv(env, 8, 1, guards)
 
     def policy(obs: jax.Array, key: jax.Array) -> jax.Array:
@@ -559,21 +435,6 @@ def test_evaluation_episode_is_aborted_at_its_first_bad_step():
     assert np.isnan(unguarded.metrics["reward"][bad]).all()
     for name, sums in episodes.metrics.items():
         np.testing.assert_allclose(sums[~bad], unguarded.metrics[name][~bad], rtol=1e-6)
-
-
-class BadResets(faulty.Faulty):
-    """First observations that are NaN for half of the keys."""
-
-    def reset(self, rng: jax.Array) -> Any:
-        state = super().reset(rng)
-        return state.replace(obs=state.obs.at[0].set(jnp.where(state.obs[2] > 0, jnp.nan, state.obs[0])))
-
-
-def test_evaluation_episode_with_a_bad_first_state_has_no_length():
-    episodes, bad = run_faulty(GUARDS, bad_reset=True)
-    np.testing.assert_array_equal(episodes.aborted, bad)
-    np.testing.assert_array_equal(episodes.length, np.where(bad, 0, 8))
-    assert all_finite(episodes) and (episodes.metrics["reward"][bad] == 0).all()
 
 
 class Empty(faulty.Faulty):
