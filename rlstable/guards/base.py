@@ -85,10 +85,7 @@ def check_more(more: MoreGuards, taken: Collection[str]) -> None:
 def fold(guards: Mapping[str, Guard], ctx: Any, states: Mapping[str, GuardState]) -> Verdict:
     """Runs the guards of a site one after another, each on the value that the previous guard returned.
 
-    Without guards, the verdict is the unchanged value and a Python `True`, and JAX traces nothing.
-
-    Returns:
-        The last value, `ok` where every guard is ok, and the new states by name.
+    `ok` is True where every guard is ok. Without guards, it is a Python `True`, and JAX traces nothing.
     """
     ok: jax.Array | bool = True
     new_states = dict(states)
@@ -127,7 +124,6 @@ def select(ok: jax.Array | bool, accepted: PyTree, previous: PyTree) -> PyTree:
 
 
 def no_trips(causes: tuple[str, ...]) -> jax.Array:
-    """A count of zero for every cause."""
     return jnp.zeros(len(causes), jnp.int32)
 
 

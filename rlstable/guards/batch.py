@@ -89,7 +89,6 @@ class RewardOutlierGuard(Guard):
     causes: ClassVar[tuple[str, ...]] = ("outlier",)
 
     def init(self) -> GuardState:
-        """No trips, no reward so far."""
         return GuardState(no_trips(self.causes), outlier.initial())
 
     def apply(self, ctx: BatchContext, state: GuardState) -> Verdict:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.device.shared import without_shared
-from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, no_trips, norm_within
+from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, norm_within
 
 # Names in Brax's engines and in MuJoCo.
 COORDINATES = ("q", "qd", "qpos", "qvel")
@@ -43,12 +43,10 @@ def physics_field(state: Any) -> str:
 
 
 def physics(state: Any) -> Any:
-    """The physics state of an environment."""
     return getattr(state, physics_field(state))
 
 
 def without_fields(state: Any, *names: str) -> Any:
-    """The state with None in the place of fields."""
     return state.replace(**dict.fromkeys(names))
 
 
@@ -84,11 +82,7 @@ class Quarantine(Guard):
     @property
     def causes_of_overflow(self) -> tuple[str, ...]:
         """The causes that healthy numbers in other units do not have, because the limit is far beyond any task."""
-        tasks = {
-            "physics": self.max_abs_state,
-            "observation": self.max_abs_observation,
-            "reward": self.max_abs_reward,
-        }
+        tasks = {"physics": self.max_abs_state, "observation": self.max_abs_observation, "reward": self.max_abs_reward}
         return tuple(cause for cause in self.causes if (tasks.get(cause) or _OVERFLOW) >= _OVERFLOW)
 
     def apply(self, ctx: EnvContext, state: GuardState) -> Verdict:

@@ -45,7 +45,6 @@ class InferenceGuard(Guard):
         return GuardState(no_trips(self.causes), jnp.broadcast_to(safe, (*batch_shape, *safe.shape)))
 
     def apply(self, ctx: ActionContext, state: GuardState) -> Verdict:
-        """Checks actions and replaces bad ones."""
         batch_dims = ctx.value.ndim - 1
         fine = jnp.stack([all_finite(ctx.observation, batch_dims), all_finite((ctx.raw, ctx.value), batch_dims)])
         ok = jnp.all(fine, axis=0)

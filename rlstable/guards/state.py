@@ -80,7 +80,6 @@ class StateSiteGuard(Guard):
     patience: int
 
     def init(self) -> GuardState:
-        """No trips."""
         return GuardState(no_trips(self.causes), StreakMemory(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)))
 
     def exhausted(self, state: GuardState) -> jax.Array:
@@ -112,7 +111,6 @@ class FiniteStateGuard(StateSiteGuard):
     causes: ClassVar[tuple[str, ...]] = ("parameters", "optimizer", "normalizer")
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
-        """Checks the training state."""
         parameters, optimizer, statistics = ctx.value
         limit = self.max_other_norm
         fine = (
@@ -136,7 +134,6 @@ class StormGuard(StateSiteGuard):
     causes: ClassVar[tuple[str, ...]] = ("environments",)
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
-        """Checks the share of valid samples."""
         return self._verdict(ctx, (ctx.report.valid_share >= 1.0 - self.max_share)[None], state)
 
 
@@ -191,7 +188,6 @@ class PolicyGuard(StateSiteGuard):
     causes: ClassVar[tuple[str, ...]] = ("kl", "std_collapsed", "std_exploded", "entropy_collapsed")
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
-        """Checks the means over the iteration's accepted updates."""
         report = ctx.report
         true = jnp.ones((), bool)
         within = (
@@ -208,9 +204,7 @@ def state_guards(config: GuardsConfig, ppo: PPOConfig) -> dict[str, StateSiteGua
     """The guards of the state site, by name."""
     guards: dict[str, StateSiteGuard] = {}
     if config.finite_state.enabled:
-        guards["finite_state"] = FiniteStateGuard(
-            config.finite_state.patience, config.finite_state.max_parameter_norm, config.finite_state.max_other_norm
-        )
+        guards["finite_state"] = FiniteStateGuard(**config.finite_state.model_dump(exclude={"enabled"}))
     if config.storm.enabled:
         guards["storm"] = StormGuard(**config.storm.model_dump(exclude={"enabled"}))
     if config.value_loss.enabled:

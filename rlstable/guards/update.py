@@ -82,7 +82,6 @@ class SpikeGuard(Guard):
     causes: ClassVar[tuple[str, ...]] = ("spike",)
 
     def init(self) -> GuardState:
-        """No trips, no norm so far."""
         return GuardState(no_trips(self.causes), outlier.initial())
 
     def apply(self, ctx: UpdateContext, state: GuardState) -> Verdict:
@@ -102,10 +101,9 @@ class SpikeGuard(Guard):
 def update_guards(config: GuardsConfig) -> dict[str, Guard]:
     """The guards of the update site, by name."""
     guards: dict[str, Guard] = {}
-    if config.finite_update.enabled:
-        guards["finite_update"] = FiniteUpdateGuard(
-            config.finite_update.max_parameter_norm, config.finite_update.thorough
-        )
+    finite = config.finite_update
+    if finite.enabled:
+        guards["finite_update"] = FiniteUpdateGuard(finite.max_parameter_norm, finite.thorough)
     if config.spike.enabled:
         guards["spike"] = SpikeGuard(config.spike.factor)
     return guards

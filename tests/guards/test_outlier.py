@@ -11,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
-from rlstable.guards import outlier
 from rlstable.guards.base import GuardState, Verdict
-from rlstable.guards.batch import BatchContext, FiniteSamplesGuard, RewardOutlierGuard, batch_guards
+from rlstable.guards.batch import BatchContext, RewardOutlierGuard
 from rlstable.guards.update import SpikeGuard, UpdateContext
 from rlstable.ppo.distributions import Normal
 from rlstable.ppo.records import Collected
@@ -104,15 +102,6 @@ def test_reward_of_minus_65882_among_unit_rewards_is_rejected():
     assert levels(state) == ([1, 1, 1], pytest.approx([1, WIDEN, WIDEN]))
 
 
-def test_rejected_reward_does_not_end_the_episode():
-    guard_state = GuardState(jnp.zeros(1, jnp.int32), outlier.UsualMagnitude(jnp.float32(1), jnp.float32(1)))
-    judge = sharding.over_devices(REWARDS.apply, sharding.make_mesh(1), sharding.REPLICATED, sharding.REPLICATED)
-    before = batch(jnp.ones((ROWS, T)).at[0, 0].set(1e5), jnp.ones((ROWS, T), bool)).value
-    after = judge(BatchContext(before), guard_state).value
-    for name in ("truncation", "termination", "observation", "log_prob"):
-        np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
-
-
 @pytest.mark.parametrize(("zeros", "prize"), [(1, 100.0), (1000, -1e9)])
 def test_sparse_reward_is_no_outlier(zeros, prize):
     """While every reward was 0, no reward is too large."""
@@ -133,16 +122,6 @@ def test_first_batch_with_rewards_is_compared_with_its_own_level():
     assert levels(state) == ([0, 1, 1, 1], pytest.approx([1, WIDEN, WIDEN**2, WIDEN**2]))
 
 
-def test_invalid_and_non_finite_rewards_do_not_set_the_level():
-    rewards = jnp.ones((ROWS, T)).at[0, 0].set(1e30).at[0, 1].set(NAN).at[1, 2].set(5001.0)
-    # 5,001 would pass if the other two set the level.
-    valid = jnp.ones((ROWS, T), bool).at[0, 0].set(False)
-    judge = sharding.over_devices(REWARDS.apply, sharding.make_mesh(1), sharding.REPLICATED, sharding.REPLICATED)
-    verdict = judge(batch(rewards, valid), REWARDS.init())
-    assert verdict.ok.tolist() == [[True, False, True, True], [True, True, False, True]]
-    assert verdict.state.memory.level == 1.0
-
-
 @pytest.mark.parametrize(("reward", "refused"), [(5000.0, 0), (5249.0, 1), (5251.0, 2), (1e9, 251)])
 def test_reward_that_keeps_coming_is_accepted_in_the_end(reward, refused):
     """Every iteration that trips widens the bound by 5 %."""
@@ -155,22 +134,6 @@ def test_reward_that_keeps_coming_is_accepted_in_the_end(reward, refused):
     np.testing.assert_allclose(allowance[: refused + 1], WIDEN ** np.arange(refused + 1), rtol=1e-4)
     assert allowance[refused:] == allowance[refused : refused + 1] * 3
     assert state.trips[-1].tolist() == [[refused]]
-
-
-@pytest.mark.parametrize("every", [2, 60])
-def test_reward_that_comes_now_and_then_is_accepted_in_the_end(every):
-    """Widening lasts, so no reward is left out for ever."""
-    refused = refusals(65882.0 / 5000.0)
-    ok, *_ = pay(batches(*([1.0] * (every - 1) + [65882.0]) * (refused + 1)))
-    visits = np.asarray(ok)[every - 1 :: every, 1, 2]
-    assert visits.tolist() == [False] * refused + [True]
-
-
-def test_allowance_does_not_overflow():
-    """Infinity is rejected after 1,500 trips, too."""
-    ok, _, _, state = pay(batches(1.0, *[INF] * 1500))
-    assert np.asarray(ok)[:, 1, 2].tolist() == [True] + [False] * 1500
-    assert levels(state)[1][-1] == F32(1e30)
 
 
 def test_rejected_rewards_never_move_the_level():
@@ -196,12 +159,6 @@ def test_usual_level_is_the_same_on_all_devices():
     assert state.memory.level.tolist() == [[x] * 8 for x in (1, 40, 40, 200_001)]
     assert state.memory.allowance.tolist() == [[F32(x)] * 8 for x in (1, 1, WIDEN, WIDEN)]
     assert state.trips[-1, :, 0].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
-
-
-def test_finite_samples_guard_runs_before_the_reward_outlier_guard():
-    """So a number that is not finite is counted once."""
-    guards = batch_guards(GuardsConfig())
-    assert [type(guard) for guard in guards.values()] == [FiniteSamplesGuard, RewardOutlierGuard]
 
 
 # --- gradient norms
@@ -238,29 +195,3 @@ def test_spike_level_is_the_geometric_mean_of_accepted_norms():
     expected[10:10] = [expected[9]] * 5
     np.testing.assert_allclose(level, expected, rtol=1e-5)
     assert [i for i, fine in enumerate(ok) if not fine] == [10, 11, 12, 14] and trips == 2
-
-
-def test_gradient_norms_of_zero_do_not_change_the_level():
-    ok, level, allowance, trips = steps(0.0, 0.0, 5e8, 0.0, 0.0, 5e8)
-    assert ok == [True] * 6 and trips == 0
-    assert level == [0, 0] + [pytest.approx(5e8)] * 4
-    assert allowance == [1] * 6
-
-
-@pytest.mark.parametrize("bad", [NAN, INF])
-def test_spike_guard_rejects_a_norm_that_is_not_finite_without_counting_it(bad):
-    """The update guard counts the sample."""
-    ok, level, allowance, trips = steps(bad, 2.0, bad, 2.0)
-    assert ok == [False, True, False, True] and trips == 0
-    assert level == [0.0, *[pytest.approx(2.0)] * 3] and allowance == [1] * 4
-
-
-@pytest.mark.parametrize(("norm", "refused"), [(1001.0, 1), (1e18, 708)])
-def test_new_level_of_gradient_norms_is_accepted_in_the_end(norm, refused):
-    """Every step that trips widens the bound by 5 %; then the level follows."""
-    assert refused == refusals(norm / 1000.0)
-    ok, level, allowance, trips = steps(1.0, *[norm] * (refused + 300))
-    assert ok == [True] + [False] * refused + [True] * 300 and trips == refused
-    np.testing.assert_allclose(allowance[: refused + 1], WIDEN ** np.arange(refused + 1), rtol=1e-4)
-    assert level[: refused + 1] == [1.0] * (refused + 1)
-    assert level[refused + 1] == pytest.approx(norm**0.05, rel=1e-4) and level[-1] == pytest.approx(norm, rel=1e-4)
