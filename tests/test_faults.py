@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
 from collections.abc import Callable
@@ -15,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from toys import GUARDS_OFF, Physics, PointMass, State, assemble, compiled, placed, tiny_config
+from toys import GUARDS_OFF, Physics, PointMass, State, compiled, placed, tiny_config
 
 from rlstable import faults
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
-from rlstable.device.counter import WideCounter
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
 from rlstable.faults import SITES
@@ -213,12 +211,6 @@ def test_iterations_after_a_fault_equal_those_of_a_run_without_fault(site: str, 
     assert same(dataclasses.replace(faulty, fault=None), dataclasses.replace(free, fault=None))
 
 
-@pytest.mark.parametrize("value", [1000.0, 41.0])
-def test_learning_rate_fault_leaves_the_scale_of_the_learning_rate_at_one(value: float, guarded: Program) -> None:
-    history = guarded.run(FaultConfig(site="learning_rate", value=value, start=START, iterations=LENGTH))
-    assert [float(state.tuning.learning_rate_scale) for state, _ in history] == [1.0] * TOTAL
-
-
 DEADLY = (
     "physics", "warm_start", "observation", "reward", "done", "action", "policy_std", "log_ratio", "gradient", "loss",
     "adam",
@@ -241,44 +233,6 @@ def test_other_faults_without_guards_leave_parameters_finite(unguarded: Program)
         assert finite(learnt(unguarded.run(window(site))[-1][0])), site
 
 
-def test_exploded_value_loss_without_guards_freezes_the_value_network(guarded: Program, unguarded: Program) -> None:
-    """Adam's second moment keeps the finite gradient for thousands of updates."""
-    moved = {}
-    for name, own in (("off", unguarded), ("on", guarded)):
-        for start in (START, NEVER):
-            history = own.run(FaultConfig(site="value_loss", probability=1.0, start=start, iterations=1), 40)
-            pair = [jax.device_get(state.params["value"]) for state, _ in (history[-2], history[-1])]
-            step = jax.tree.leaves(jax.tree.map(np.subtract, *pair))
-            moved[name, start] = np.sqrt(sum(np.sum(np.square(x)) for x in step))
-    assert moved["off", START] < 1e-3 * moved["off", NEVER]
-    assert moved["on", START] > 0.2 * moved["on", NEVER]
-
-
-def test_learning_rate_fault_grows_the_parameters_only_without_guards(guarded: Program, unguarded: Program) -> None:
-    def norm(own: Program, start: int) -> float:
-        state = own.run(FaultConfig(site="learning_rate", start=start, iterations=LENGTH))[-1][0]
-        return float(np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(jax.device_get(state.params)))))
-
-    assert norm(unguarded, START) > 5.0 * norm(unguarded, NEVER)
-    assert norm(guarded, START) < 1.5 * norm(guarded, NEVER)
-
-
-def test_faults_of_one_seed_are_equal_bit_for_bit_and_differ_between_seeds(guarded: Program) -> None:
-    _, again = armed(tiny_config(guards={}, fault={"site": "warm_start", "start": NEVER}), Solver())
-    _, other = armed(tiny_config(guards={}, seed=1, fault={"site": "warm_start", "start": NEVER}), Solver())
-    fault = FaultConfig(site="observation", probability=0.1)
-    first, second, third = (
-        dataclasses.replace(guarded, state=state).run(fault) for state in (guarded.state, again, other)
-    )
-    assert same(first, second)
-    assert [guarded.trips(m) for _, m in first] != [guarded.trips(m) for _, m in third]
-
-
-def test_fault_probability_is_the_share_of_faulty_steps(guarded: Program) -> None:
-    history = guarded.run(FaultConfig(site="info", probability=0.25), 50)
-    assert 0.2 < sum(guarded.trips(metrics)["quarantine.info"] for _, metrics in history) / (50 * STEPS) < 0.3
-
-
 def test_training_continues_after_iterations_without_a_valid_sample(guarded: Program) -> None:
     history = guarded.run(FaultConfig(site="physics", probability=1.0, start=START, iterations=LENGTH))
     storm = slice(START, START + LENGTH)
@@ -293,24 +247,7 @@ def test_training_continues_after_iterations_without_a_valid_sample(guarded: Pro
     assert not same(history[-1][0].params, history[START - 1][0].params)
 
 
-@pytest.mark.parametrize("limit", [2**31, 2**32])
-def test_counters_pass_the_limits_of_32_bits(
-    limit: int, guarded: Program, clean: list[tuple[TrainState, Metrics]]
-) -> None:
-    """Counts stay exact, and training does not depend on them."""
-    near = WideCounter.of(limit - 1)
-    counters = dataclasses.replace(guarded.state.counters, env_steps=near, updates=near, episodes=near)
-    state = dataclasses.replace(guarded.state, counters=counters)
-    history = guarded.run_from(placed(state), TOTAL)
-    assert same(learnt(history[-1][0]), learnt(clean[-1][0]))
-    for (state, metrics), (_, usual) in zip(history, clean, strict=True):
-        for name in ("env_steps", "updates", "episodes"):
-            assert int(getattr(state.counters, name)) == limit - 1 + int(getattr(usual.counters, name))
-            assert int(getattr(metrics.counters, name)) == int(getattr(state.counters, name))
-    assert int(clean[-1][0].counters.episodes) > 0
-
-
-@pytest.mark.parametrize(("value", "limit"), [(None, 2**31), (2.0**31, 2**31), (2.0**32, 2**32)])
+@pytest.mark.parametrize(("value", "limit"), [(None, 2**31), (2.0**32, 2**32)])
 def test_counters_fault_starts_counters_just_below_a_limit(value: float | None, limit: int, guarded: Program) -> None:
     state = faults.armed_state(guarded.state, FaultConfig(site="counters", value=value))
     counters = (state.counters.env_steps, state.counters.updates, state.counters.episodes, state.normalizer.count)
@@ -391,13 +328,6 @@ def test_critic_fault_replaces_value_parameters_by_noise_of_their_size(
         size = np.float32(value or 3.0) * np.sqrt(np.mean(np.square(old)))
         np.testing.assert_allclose(new, size * jax.random.normal(own, old.shape), rtol=1e-5)
     assert any(new.any() for new in after)
-
-
-def test_critic_fault_draws_other_noise_for_another_key(guarded: Program) -> None:
-    own = idle(guarded)
-    other = dataclasses.replace(own, state=dataclasses.replace(own.state, key=jax.random.PRNGKey(77)))
-    values = [run.run(collapse("critic"))[-1][0].params["value"] for run in (own, own, other)]
-    assert same(values[0], values[1]) and not same(values[0], values[2])
 
 
 @pytest.mark.parametrize("guards", ["guarded", "unguarded"])
@@ -494,14 +424,6 @@ def test_full_disk_loses_checkpoints_and_the_run_continues(tmp_path: Path) -> No
     assert finite(load_policy(tmp_path).act(np.zeros(4, np.float32)))
 
 
-def test_checkpoints_continue_when_the_disk_has_room_again(tmp_path: Path) -> None:
-    runner, result, events = finish(tmp_path, fault={"site": "disk", "start": 1, "iterations": 2})
-    assert result.stop_reason is StopReason.completed
-    assert [event["iteration"] for event in events if event["kind"] == "checkpoint_failed"] == [2, 3]
-    with Checkpoints(tmp_path, runner.config.checkpoint) as checkpoints:
-        assert checkpoints.all() == [1, 4]
-
-
 def test_failing_logger_is_logged_once_and_the_run_completes(tmp_path: Path) -> None:
     _, result, events = finish(tmp_path, fault={"site": "sinks", "start": 1})
     assert result.stop_reason is StopReason.completed
@@ -532,31 +454,10 @@ def test_warm_start_fault_needs_an_environment_of_mujoco(tmp_path: Path) -> None
         TrainingLoop(quick(fault={"site": "warm_start"}), tmp_path)
 
 
-def test_run_without_a_fault_traces_no_injection(tmp_path: Path) -> None:
+def test_run_without_a_fault_has_neither_a_faulty_ppo_nor_a_faulty_environment(tmp_path: Path) -> None:
     runner = TrainingLoop(quick(), tmp_path)
     runner.single.checkpoints.close()
     runner.single.log.logbook.close()
     assert type(runner.single.programs.setup.ppo) is PPO
     assert type(runner.single.programs.setup.ppo.env.env) is PointMass
     assert runner.single.state.fault is None
-    plain, _ = assemble(quick())
-    addresses = functools.partial(re.sub, r"0x[0-9a-f]+", "")
-    text = [
-        addresses(str(compiled(ppo).trace(runner.single.state).jaxpr))
-        for ppo in (runner.single.programs.setup.ppo, plain)
-    ]
-    assert text[0] == text[1]
-    assert "injection" not in text[0]
-
-
-@pytest.mark.parametrize(
-    ("fault", "struck"),
-    [
-        ({"site": "disk"}, [1, 2, 3, 4, 5]),
-        ({"site": "disk", "start": 2}, [3, 4, 5]),
-        ({"site": "sinks", "start": 1, "iterations": 2}, [2, 3]),
-        ({"site": "sinks", "probability": 0.0}, []),
-    ],
-)
-def test_fault_of_the_host_strikes_in_its_iterations(fault: dict[str, Any], struck: list[int]) -> None:
-    assert [i for i in range(1, 6) if faults.strikes(FaultConfig(**fault), i)] == struck

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,67 +150,6 @@ def test_unreachable_wandb_is_reported_and_does_not_stop_the_run(
     assert "127.0.0.1:9" in failed["error"] and "connection refused" in failed["error"]
     assert capsys.readouterr().out.count("wandb_failed: at start, error ") == 1
     wandb.teardown()
-
-
-class ReadOnly:
-    """Makes all writes below the folder `on` fail."""
-
-    on: Path | None = None
-
-    @classmethod
-    def hook(cls, event: str, args: tuple[Any, ...]) -> None:
-        changes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir") or (
-            event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+")
-        )
-        if cls.on is not None and changes and str(args[0]).startswith(str(cls.on)):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(args[0]))
-
-
-@pytest.fixture
-def read_only() -> Iterator[type[ReadOnly]]:
-    sys.addaudithook(ReadOnly.hook)  # a hook cannot be removed, only made idle
-    yield ReadOnly
-    ReadOnly.on = None
-
-
-def test_folder_that_becomes_read_only_keeps_its_checkpoints(
-    tmp_path: Path, healthy: TrainingLoop, capsys: pytest.CaptureFixture[str], read_only: type[ReadOnly]
-) -> None:
-    """Linux remounts a file system read-only when its disk fails."""
-
-    class Deaf:
-        def __init__(self, descriptor: int):
-            self._descriptor = os.dup(descriptor)
-
-        def write(self, _: bytes) -> int:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-        def close(self) -> None:
-            pass
-
-        def fileno(self) -> int:
-            return self._descriptor
-
-    def watch(step: int, _: Any) -> None:
-        if step == FULL * ITERATION:
-            runner.single.log.logbook.wait()
-            read_only.on = tmp_path
-            lines = runner.single.log.logbook._record._sinks._sinks[0]
-            for file in (lines._metrics, lines._events):
-                file._file = Deaf(file._file.fileno())
-
-    runner = TrainingLoop(quick(), tmp_path, watch)
-    assert runner.run().stop_reason is StopReason.not_saved
-    same(runner.single.state, healthy.single.state)
-    printed = capsys.readouterr().out
-    assert "checkpoint_failed: iteration 4, error OSError: [Errno 30] Read-only file system" in printed
-    assert "result.json could not be written: [Errno 30] Read-only file system" in printed
-    assert steps_in(tmp_path / "checkpoints") == [2, 3]
-    assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 3
-    read_only.on = None
-    again = TrainingLoop(quick(resume="auto"), tmp_path)
-    assert again.single.host.step == 3 * ITERATION
-    again.close()
 
 
 @pytest.mark.parametrize("jump", [-86_400.0, 86_400.0], ids=["back", "forth"])
