@@ -1,4 +1,4 @@
-"""docs/guards.md has every key with its configured numbers, and its code works."""
+"""docs/guards.md names the keys and causes of the guards, and the code of docs/write_a_guard.md works."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "guards.md").read_text()
-ROWS = re.findall(r"^\| `(\w+\.\w+)` \| ([^|]+) \| ([^|]+) \|", PAGE, re.MULTILINE)
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = (DOCS / "guards.md").read_text()
 
 
 def flat(guards: GuardsConfig) -> dict[str, Any]:
@@ -34,31 +34,10 @@ def flat(guards: GuardsConfig) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, keys in sections for key, value in keys.items()}
 
 
-def number(text: str) -> Any:
-    words = {"null": None, "true": True, "false": False}
-    return words[text] if text in words else float(text)
-
-
-def test_guards_page_has_one_row_for_every_key() -> None:
-    assert sorted(key for key, *_ in ROWS) == sorted(flat(GuardsConfig()))
-
-
-@pytest.mark.parametrize(("column", "group"), [(1, "default"), (2, "strict")])
-def test_guards_page_has_the_numbers_of_the_configuration(column: int, group: str) -> None:
-    config = flat(compose(["env=fast", f"guards={group}"]).guards)
-    told = {row[0]: number(row[column]) for row in ROWS}
-    assert told == config
-    assert {key: type(value) is bool for key, value in told.items()} == {
-        key: type(value) is bool for key, value in config.items()
-    }
-    if group == "default":
-        assert told == flat(GuardsConfig())
-
-
 def test_guards_page_mentions_no_unknown_key() -> None:
     sections = "|".join(GuardsConfig.model_fields)
     named = re.findall(rf"`(?:guards\.)?((?:{sections})\.\w+)`", PAGE)
-    assert set(named) == set(flat(GuardsConfig()))
+    assert set(named) <= set(flat(GuardsConfig()))
 
 
 def test_guards_page_has_the_causes_and_stop_reasons_of_the_guards() -> None:
@@ -97,8 +76,8 @@ def raised(state: State) -> State:
     return state.replace(pipeline_state=physics.replace(q=jnp.append(physics.q, height)))
 
 
-def test_code_on_the_guards_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+def test_guard_of_the_page_runs_and_passes_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, test = re.findall(r"```python\n(.*?)```", (DOCS / "write_a_guard.md").read_text(), re.DOTALL)
     assert len(code.splitlines()) < 40
     module = ModuleType("my.module")
     module.Env = Env  # type: ignore[attr-defined]
@@ -117,7 +96,7 @@ def test_code_on_the_guards_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(rlstable, "fit", small)
     names: dict[str, Any] = {"__name__": "page"}
     monkeypatch.setitem(sys.modules, "page", ModuleType("page"))  # dataclasses look their module up
-    exec(compile(code, "docs/guards.md", "exec"), names)
+    exec(compile(code, "docs/write_a_guard.md", "exec"), names)
     result, last = names["result"], names["result"].history[-1]
     assert result.stop_reason is StopReason.completed
     assert last["guards/height/trips"] == last["guards/height/high"] > 0
@@ -125,3 +104,6 @@ def test_code_on_the_guards_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     assert last["guards/quarantine/trips"] == 0
     events = (tmp_path / "runs" / "height" / "events.jsonl").read_text()
     assert re.search(r'"guard_tripped".*"height".*"high"', events)
+    names |= {"jax": jax, "Env": Env}
+    exec(compile(test, "docs/write_a_guard.md", "exec"), names)
+    names["test_low_base_is_quarantined_under_its_cause"]()
