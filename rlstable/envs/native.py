@@ -94,21 +94,18 @@ class Pipeline:
 
     def step(self, system: Any, state: State, action: jax.Array, debug: bool = False) -> State:
         del debug
-        return self.steps(system, state, action, 1)
+        return self.steps(system, state, action)
 
-    def steps(self, model: Any, state: State, action: jax.Array, frames: int) -> State:
+    def steps(self, model: Any, state: State, action: jax.Array, n_substeps: int = 1) -> State:
         """Several physics steps with the same controls, in one call."""
 
         def compute(inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
-            self._simulations.step(inputs, results, frames)
+            self._simulations.step(inputs, results, n_substeps)
 
         before = {name: getattr(state, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)} | {"ctrl": action}
         before = self._typed(before)
         inputs = {name: before[name] for name in self._nonempty} | self._typed(self._randomized(model))
-        return _state(**before | self._call(f"step {frames}", compute, inputs, self._after_step))
-
-    def substeps(self, model: Any, data: State, action: jax.Array, n_substeps: int = 1) -> State:
-        return self.steps(model, data, action, n_substeps)
+        return _state(**before | self._call(f"step {n_substeps}", compute, inputs, self._after_step))
 
     def _call(
         self, kind: str, compute: ffi.Compute, inputs: dict[str, jax.Array], names: tuple[str, ...]
@@ -189,7 +186,7 @@ def _install(env: Any, pipeline: Pipeline) -> None:
 def _install_in_task(env: Any, pipeline: Pipeline) -> None:
     """Gives `reset` and `step` of this task, not of its class, other functions in place of MJX's."""
     replaced: dict[str, dict[str, Any]] = {
-        "mjx_env": {"make_data": pipeline.make_data, "step": pipeline.substeps},
+        "mjx_env": {"make_data": pipeline.make_data, "step": pipeline.steps},
         "mjx": {"forward": pipeline.forward},
     }
 

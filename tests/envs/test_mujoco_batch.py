@@ -16,7 +16,6 @@ ROWS, FRAMES = 33, 4
 
 
 OPTION = '<option timestep="0.005" iterations="30" ls_iterations="20"/>'
-HASTY = '<option timestep="0.005" iterations="1" ls_iterations="1"/>'
 
 
 def model(gear: float = 3.0, old: str = "", new: str = "") -> Any:
@@ -63,14 +62,6 @@ def test_simulations_do_not_depend_on_order_or_threads():
         assert_same(stepped(simulations, first), expected)
         permuted = stepped(simulations, {name: array[order] for name, array in first.items()})
         assert_same(permuted, {name: array[order] for name, array in expected.items()})
-
-
-def test_solver_warm_start_is_carried_between_steps():
-    """The warm start decides the result of a solver that stops early."""
-    simulations = Simulations(model(old=OPTION, new=HASTY), 1)
-    state = stepped(simulations, started(simulations), 40)
-    cold = {**state, "qacc_warmstart": np.zeros_like(state["qacc_warmstart"])}
-    assert not np.array_equal(stepped(simulations, state, 1)["qvel"], stepped(simulations, cold, 1)["qvel"])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,16 +117,6 @@ def test_every_environment_keeps_its_own_model_in_native_physics():
     assert len(np.unique(np.asarray(alone.pipeline_state.qpos), axis=0)) == 1
 
 
-def test_array_that_native_physics_cannot_randomise_is_named_and_auto_takes_mjx():
-    config = EnvConfig(**STICK, randomization_fn="ball:other_sizes")
-    said = "env.backend: native cannot simulate ball:Stick: it cannot randomise geom_size; set env.backend=auto"
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        load(config.model_copy(update={"backend": "native"}))
-    loaded = load(config.model_copy(update={"backend": "auto"}))
-    assert loaded.backend == "mjx"
-    assert loaded.fallback_reason == "native cannot simulate ball:Stick: it cannot randomise geom_size"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_native_steps_and_resets_equal_those_of_mjx_in_every_environment(name):
@@ -147,19 +136,6 @@ def check_parity(config: EnvConfig, resets: bool = False) -> None:
 
 
 # --- batches, seeds and devices
-
-
-def test_native_steps_do_not_depend_on_order_or_seeds():
-    """Permuted environments, and vmap of seeds around vmap of environments."""
-    env = stick()
-    start = first(env, 24)
-    step = jax.jit(functools.partial(play, env))
-    expected = step(start)
-    order = np.random.default_rng(0).permutation(24)
-    assert_same(step(jax.tree.map(lambda x: x[order], start)), jax.tree.map(lambda x: x[order], expected))
-    folded = jax.tree.map(lambda x: x.reshape(2, 12, *x.shape[1:]), start)
-    per_seed = jax.jit(jax.vmap(functools.partial(play, env)))(folded)
-    assert_same(jax.tree.map(lambda x: x.reshape(24, *x.shape[2:]), per_seed), expected)
 
 
 def over_devices(env: Any, devices: int, steps: int) -> Any:
@@ -217,6 +193,7 @@ MISSING = "it reads pipeline_state.cfrc_ext, which native physics"
 OWN = {"source": "import", "name": "test_native:OwnPhysics"}
 CHOICES: tuple[tuple[dict[str, Any], str, str | None], ...] = (
     (READS_MISSING, "mjx", MISSING),
+    ({**STICK, "randomization_fn": "ball:other_sizes"}, "mjx", "it cannot randomise geom_size"),
     ({"source": "import", "name": "toys:PointMass"}, "toy", None),
     ({**OWN, "kwargs": {"own": "mjx"}}, "native", None),
     ({**OWN, "kwargs": {"own": "spring"}}, "spring", "its class simulates with spring"),

@@ -20,7 +20,6 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
 from rlstable.device.packed import PackedRows
 from rlstable.device.shared import Shared, has_shared, row, shared_in, unmarked, without_shared
-from rlstable.envs.episodes import run_episodes
 from rlstable.envs.resets import Resets
 from rlstable.envs.shared_leaves import contact_norms, mark
 from rlstable.envs.vector import VectorEnv, pool_of
@@ -178,19 +177,6 @@ def test_first_states_for_two_devices_have_one_copy_of_shared_leaves_for_each() 
     # Of a batch of four.
     assert contacts.contact__worldid.value.tolist() == [[3, 2, 1, 0, 0, 0, 0]] * 2
     assert contacts.nacon.value.tolist() == [[4], [4]]
-
-
-def test_evaluation_aborts_only_the_episode_with_a_bad_contact() -> None:
-    class FirstIsBad(Touching):
-        def reset(self, rng: jax.Array) -> Any:
-            state = super().reset(rng)
-            first = jnp.all(jax.random.key_data(rng) == jax.random.key_data(keys()[1]))
-            return state.replace(info={**state.info, "chosen": first.astype(float)})
-
-    env = VectorEnv(FirstIsBad(COUNT, BAD_AT), STEPS, 1, GUARDS)
-    episodes = jax.jit(lambda: run_episodes(env, lambda obs, _: obs[:, :2] * 0.1, keys(), keys()[0]))()
-    assert episodes.aborted.tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    assert episodes.length.tolist() == [5.0, 2.0, 5.0, 5.0, 5.0, 5.0]
 
 
 # --- whole runs
