@@ -50,10 +50,7 @@ class Resets:
                 return states, guarded.clean(states)
 
         self.program = jax.jit(program)
-        self._env = env
-        self._batch = batch
-        self._precision = precision
-        self._devices = devices
+        self._env, self._batch, self._precision, self._devices = env, batch, precision, devices
         self._programs = programs or Programs(precision)
         self._built: Future[Any] | None = None
 
