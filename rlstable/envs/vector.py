@@ -87,10 +87,6 @@ class VectorEnv:
         """Empty slots for the first bad environment of every device, on the host; reads only the state's shapes."""
         return capture.empty(self.guards, without_first_state(state), action_size, devices)
 
-    def catch(self, incident: Slot, step: capture.StepRecord, bad: jax.Array) -> Slot:
-        """Records the first bad environment of a step if the slot is empty."""
-        return capture.catch(incident, step, bad)
-
     def step(
         self,
         state: EnvState,
@@ -153,7 +149,7 @@ class VectorEnv:
             _, ok, new_guard_state = fold(self.guards, context, guard_state)
             if incident is not None:
                 causes = capture.flags(self.guards, context, guard_state, new_guard_state)
-                incident = self.catch(incident, capture.StepRecord(state, action, stepped, causes, key), plays & ~ok)
+                incident = capture.catch(incident, capture.StepRecord(state, action, stepped, causes, key), plays & ~ok)
             return (stepped, both(ok, alive), new_guard_state, incident), added
 
         carry = (start, alive, guard_state, incident)
