@@ -61,8 +61,6 @@ def test_implementation_is_passed_only_to_tasks_that_know_it(monkeypatch: pytest
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a misspelt name": ({"name": "CartpoleBallance"}, "env.name: MuJoCo Playground has no task 'CartpoleBallance'; "
                         "did you mean CartpoleBalance?"),
-    "a name in lower case": ({"name": "go1joystickflatterrain"}, "env.name: MuJoCo Playground has no task "
-                             "'go1joystickflatterrain'; did you mean Go1JoystickFlatTerrain?"),
     "another name": ({"name": "xyz"}, "env.name: MuJoCo Playground has no task 'xyz'; choose one of AcrobotSwingup, "),
     "a misspelt setting": ({"kwargs": {"vision_config": {"nworlds": 8}}}, "env.kwargs: CartpoleBalance has no setting "
                            "'vision_config.nworlds'; did you mean vision_config.nworld?"),
@@ -75,7 +73,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
                                              "env.backend=mjx, or env.impl=auto for C MuJoCo"),
     "no choice of implementation": ({"name": "AeroCubeRotateZAxis", "impl": "jax"}, "env.impl: AeroCubeRotateZAxis "
                                     "does not let you choose the implementation of MJX; set env.impl=auto"),
-    "no randomisation": ({"randomize": True}, "env.randomize: Playground has no randomisation for CartpoleBalance; "),
     "no robot's randomisation": ({"name": "SpotGetup", "randomize": True}, "env.randomize: Playground has no "
                                  "randomisation for SpotGetup; set env.randomize=false, or give a function of your "
                                  "own: env.randomization_fn=package.module:function"),
