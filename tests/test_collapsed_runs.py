@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,14 +16,12 @@ from toys import GUARDS_OFF, tiny_config
 
 from rlstable import load_policy
 from rlstable.config import Config
-from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import read_result
-from rlstable.policy.policy import policy_arrays
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
 from rlstable.runner.seed_run import SeedRun
-from rlstable.supervise.snapshots import NAMES, SavedState
+from rlstable.supervise.snapshots import NAMES
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -272,50 +269,3 @@ def test_rollback_after_out_of_memory_keeps_no_best_state_of_a_later_iteration(t
     assert seed.host.iteration == 10
     assert (snapshots.best.iteration, snapshots.best.step) == (10, 10 * ITERATION)
     assert snapshots.candidate.empty
-
-
-class OldTuning(NamedTuple):
-    """`Tuning` in checkpoints saved before policy and critic had separate rates."""
-
-    learning_rate: Any
-    learning_rate_scale: Any
-    step_scale: Any
-    clip_scale: Any
-    loss_scale: Any
-    good_steps: Any
-    epochs: Any
-
-
-def test_checkpoint_saved_before_the_return_watch_is_rolled_back_to_its_last_good_state(tmp_path: Path) -> None:
-    """Its last good state is of another iteration and also lacks the policy's rate."""
-    fault = {"site": "reward", "value": float("nan"), "probability": 1.0, "start": 6, "iterations": 4}
-    few = {"total_steps": 14 * ITERATION, "eval": {"num_evals": 0}, "checkpoint": {"asynchronous": False, "every": 4}}
-    guards = BLIND | {"storm": {"patience": 3}}
-
-    def runner(*more: Any, **sections: Any) -> TrainingLoop:
-        own = config(recovery={"every": 4}, fault=fault, **few | sections)
-        return TrainingLoop(own.model_copy(update={"guards": tiny_config(guards=guards).guards}), tmp_path, *more)
-
-    runner(lambda step, _: step == 6 * ITERATION).run()
-    now = runner(resume="auto")
-    now.close()
-
-    def old(tuning: Any) -> OldTuning:
-        return OldTuning(*(getattr(tuning, name) for name in OldTuning._fields))
-
-    saved, origins = now.single.supervisor.snapshots.save(now.single.state, 6)
-    assert isinstance(saved, SavedState) and origins["last_good"] == {"iteration": 4, "step": 4 * ITERATION}
-    last_good = saved.last_good | {"tuning": old(saved.last_good["tuning"])}
-    saved = dataclasses.replace(
-        saved, tuning=old(now.single.state.tuning), last_good=last_good, best=None, candidate=None, incident=None
-    )
-    host = load_policy(tmp_path, "latest").host
-    del host["best"], host["candidate"], host["host"]["watch"], host["host"]["attempts"]["collapse_position"]
-    with Checkpoints(tmp_path, now.config.checkpoint) as checkpoints:
-        checkpoints.save(6, saved, policy_arrays(now.single.state), host)
-    resumed = runner(resume="auto")
-    assert resumed.run().stop_reason is StopReason.completed
-    back = events(tmp_path, "rolled_back")
-    assert back and {event["to_iteration"] for event in back} == {4}
-    tuning = resumed.single.state.tuning
-    assert (float(tuning.policy_rate_scale), int(tuning.policy_hold)) == (1.0, 0)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -203,20 +203,17 @@ class Checkpoints:
         self,
         template: PyTree | Callable[[dict[str, Any]], PyTree],
         iteration: int | None = None,
-        later: Collection[str] = (),
     ) -> tuple[PyTree, dict[str, Any]]:
         """Restores a state with the structure, dtypes and shardings of a template.
 
         A damaged checkpoint is the event `checkpoint_damaged` with `iteration` and `error`. If `iteration` is None,
-        the damaged checkpoint is renamed and the previous one is restored. A checkpoint without checksums is the event
-        `checkpoint_unverified` with `iteration`.
+        the damaged checkpoint is renamed and the previous one is restored.
 
         Args:
             template: Tree with the structure of the saved state, of arrays (also donated ones) or of
                 `ShapeDtypeStruct` with a sharding. NumPy arrays are restored as NumPy arrays. Or a function from the
                 host data to that tree, which may raise `ConfigError`.
             iteration: Iteration to restore; None for the latest that can be read.
-            later: Paths of arrays or trees that old checkpoints do not have; a missing array is the template's array.
 
         Returns:
             The state and the host data.
@@ -225,35 +222,28 @@ class Checkpoints:
             ConfigError: The checkpoint does not exist or does not fit the template, or none can be read.
         """
 
-        def read(step: int) -> tuple[int, dict[str, Any], dict[str, Any], Any, int]:
+        def read(step: int) -> tuple[dict[str, Any], dict[str, Any], Any]:
             manager = self._open()
             host, manifest = read_json(manager, self.directory, step)
             like = template(host) if callable(template) else template
             leaves = [describe(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(like)[0]]
-            saved = {leaf.path for leaf in manifest.state}
-            required = [leaf for leaf in leaves if leaf.path in saved or not _within(leaf.path, later)]
-            require_fit(manifest.state, required, self.directory / str(step))
-            return step, host, read_arrays(manager, step, "state", manifest.state), like, manifest.format
+            require_fit(manifest.state, leaves, self.directory / str(step))
+            return host, read_arrays(manager, step, "state", manifest.state), like
 
         if iteration is not None:
             require_step(self.directory, self.all(), iteration)
-        (step, host, arrays, like, format_number), damaged = first_readable(
+        (host, arrays, like), damaged = first_readable(
             self.directory,
             lambda: self.all()[::-1] if iteration is None else [iteration],
             read,
             lambda step, error: self._event("checkpoint_damaged", iteration=step, error=error),
         )
-        if format_number == 0:
-            self._event("checkpoint_unverified", iteration=step)
         self._keep_damaged(damaged)
         # With x64, every dtype is preserved; otherwise float64 leaves would silently become float32.
         with jax.enable_x64(True):
-
-            def restored(path: Any, leaf: Any) -> Any:
-                name = describe(path, leaf).path
-                return place(arrays[name], leaf) if name in arrays else leaf
-
-            return jax.tree_util.tree_map_with_path(restored, like), host
+            return jax.tree_util.tree_map_with_path(
+                lambda path, leaf: place(arrays[describe(path, leaf).path], leaf), like
+            ), host
 
     def wait(self) -> bool:
         """Waits for a running save. Returns False if it failed; the failure is also reported as an event."""
@@ -385,7 +375,3 @@ class Checkpoints:
     def _event(self, kind: str, **fields: Any) -> None:
         if self._on_event is not None:
             self._on_event(kind, fields)
-
-
-def _within(path: str, trees: Collection[str]) -> bool:
-    return any(path == tree or path.startswith(f"{tree}/") for tree in trees)

@@ -1,7 +1,7 @@
 """Manifest of a checkpoint: format, arrays, and checksums of all data.
 
-The manifest is one JSON object. From format 1 on, its member `checksum` covers all other members, so that rlstable can
-distinguish a newer format from a damaged manifest. Format 0 has no checksums, and its score is in another file.
+The manifest is one JSON object. Its member `checksum` covers all other members, so that another format is not taken
+for damage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from rlstable.config import ConfigError
 from rlstable.io.arrays import Leaf
 
 FORMAT = 1
-_ITEMS = ("state", "policy")
 
 
 class Damaged(Exception):
@@ -28,17 +27,15 @@ class Manifest(NamedTuple):
     """The manifest of one checkpoint.
 
     Attributes:
-        format: Number of the format; 0 has no checksums.
         state: The arrays of the training state.
         policy: The arrays of the policy.
-        host: Checksum of the host data; None in format 0.
-        score: Score of the policy; None without a score, and in format 0.
+        host: Checksum of the host data.
+        score: Score of the policy; None without a score.
     """
 
-    format: int
     state: list[Leaf]
     policy: list[Leaf]
-    host: int | None
+    host: int
     score: float | None
 
 
@@ -75,24 +72,19 @@ def from_json(data: Any, folder: Path) -> Manifest:
     """
     if not isinstance(data, dict):
         raise Damaged("the manifest is not a JSON object")
-    if set(data) == set(_ITEMS):
-        leaves = {
-            item: [Leaf(tuple(keys), dtype, tuple(shape)) for keys, dtype, shape in data[item]] for item in _ITEMS
-        }
-        return Manifest(0, **leaves, host=None, score=None)
     body = {key: value for key, value in data.items() if key != "checksum"}
     if data.get("checksum") != json_checksum(body):
         raise Damaged("the checksum of the manifest is wrong")
-    if body["format"] > FORMAT:
+    if body["format"] != FORMAT:
         raise ConfigError(
             f"{folder}: saved by rlstable {body['rlstable']} in checkpoint format {body['format']}, but rlstable "
-            f"{__version__} reads only 0 to {FORMAT}; update rlstable to at least {body['rlstable']}"
+            f"{__version__} reads only format {FORMAT}; use rlstable {body['rlstable']}"
         )
     leaves = {
         item: [Leaf(tuple(keys), dtype, tuple(shape), checksum) for keys, dtype, shape, checksum in body[item]]
-        for item in _ITEMS
+        for item in ("state", "policy")
     }
-    return Manifest(body["format"], **leaves, host=body["host"], score=body["score"])
+    return Manifest(**leaves, host=body["host"], score=body["score"])
 
 
 def json_checksum(data: Any) -> int:

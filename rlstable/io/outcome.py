@@ -64,15 +64,13 @@ def outcome_of(result: Mapping[str, Any] | None) -> Outcome:
     """The outcome of a run or of a seed.
 
     Args:
-        result: Content of its `result.json`, also of an older version; None if the run has not ended.
+        result: Content of its `result.json`; None if the run has not ended.
     """
     result = result or {}
     confirmed, best = _finite(result.get("confirmed_return")), _finite(result.get("best_return"))
     value = _finite(result.get("return"))
-    if "last_return" not in result:  # older versions wrote the last evaluation as the return
-        value = next((number for number in (confirmed, best) if number is not None), value)
     known = [number for number in (value, best) if number is not None]
-    step = _whole(result.get("policy_step", result.get("confirmed_step")))
+    step = _whole(result.get("policy_step"))
     fallen = "fallen_return" in result
     last = result.get("fallen_return" if fallen else "last_return" if confirmed is None else "confirmed_last_return")
     return Outcome(
@@ -80,7 +78,7 @@ def outcome_of(result: Mapping[str, Any] | None) -> Outcome:
         max(known, default=None),
         confirmed is not None,
         _whole(result.get("confirmed_episodes")),
-        _whole(result.get("policy_iteration", result.get("confirmed_iteration"))),
+        _whole(result.get("policy_iteration")),
         step,
         step is not None and step == result.get("step"),
         _finite(last),

@@ -20,7 +20,7 @@ def restore_policy(
     """Restores a policy from a run folder, also during the run.
 
     If the best or latest checkpoint is damaged, the next best or the previous checkpoint is used, with the event
-    `checkpoint_damaged`. A checkpoint without checksums is the event `checkpoint_unverified`.
+    `checkpoint_damaged`.
 
     Args:
         directory: Folder of the run, or its folder `checkpoints`.
@@ -70,8 +70,6 @@ def restore_policy(
         )
     finally:
         manager.close()
-    if manifest.format == 0:
-        notify("checkpoint_unverified", {"iteration": step})
     policy: dict[str, Any] = {}
     for leaf in manifest.policy:
         inner = policy
@@ -84,9 +82,6 @@ def restore_policy(
 
 
 def _warn(folder: Path, kind: str, fields: dict[str, Any]) -> None:
-    what = (
-        f"is damaged ({fields['error']}); using another checkpoint"
-        if "error" in fields
-        else "was saved without checksums"
-    )
-    warnings.warn(f"rlstable: {folder / str(fields['iteration'])} {what}", RuntimeWarning, stacklevel=2)
+    del kind
+    text = f"{folder / str(fields['iteration'])} is damaged ({fields['error']}); using another checkpoint"
+    warnings.warn(f"rlstable: {text}", RuntimeWarning, stacklevel=2)

@@ -59,12 +59,7 @@ def open_manager(
         # Each process uses the manager alone; orbax would wait for the other processes.
         multiprocessing_options=_alone() if jax.process_count() > 1 else ocp.options.MultiprocessingOptions(),
     )
-
-    class Manager(ocp.CheckpointManager):
-        def metrics(self, step: int) -> None:
-            """Returns None, because orbax would read the metrics of format 0 and fail if they are damaged."""
-
-    return Manager(_path_of(directory), options=options)
+    return ocp.CheckpointManager(_path_of(directory), options=options)
 
 
 def _alone() -> Any:
@@ -147,7 +142,7 @@ def read_json(manager: Any, folder: Path, step: int) -> tuple[dict[str, Any], Ma
     """
     manifest = _read_manifest(manager, folder, step)  # first, because the other items depend on the format
     host = _read_json(manager, step, "host")
-    if manifest.host is not None and manifests.json_checksum(host) != manifest.host:
+    if manifests.json_checksum(host) != manifest.host:
         raise Damaged("the checksum of the host data is wrong")
     return host, manifest
 
@@ -177,16 +172,8 @@ def read_scores(manager: Any, folder: Path, steps: Iterable[int]) -> dict[int, f
     scores = {}
     for step in steps:
         with contextlib.suppress(Damaged, ConfigError):
-            manifest = _read_manifest(manager, folder, step)
-            scores[step] = manifest.score if manifest.format else _score_of_format_0(folder / str(step))
+            scores[step] = _read_manifest(manager, folder, step).score
     return scores
-
-
-def _score_of_format_0(folder: Path) -> float | None:
-    try:
-        return finite(json.loads((folder / "metrics" / "metrics").read_text())["score"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _read_manifest(manager: Any, folder: Path, step: int) -> Manifest:

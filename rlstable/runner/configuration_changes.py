@@ -31,18 +31,16 @@ class SettingChange(NamedTuple):
     how: str
 
 
-def changes(saved: Any, config: Config, run_dir: Path) -> list[SettingChange]:
+def changes(saved: Mapping[str, Any], config: Config, run_dir: Path) -> list[SettingChange]:
     """Compares the configuration of a checkpoint with the present one.
 
-    Must run before `config.yaml` is written again. Keys that one of the two versions does not know are left out.
+    Must run before `config.yaml` is written again.
 
     Args:
-        saved: The configuration in the checkpoint's host data; None in a checkpoint without one.
+        saved: The configuration in the checkpoint's host data.
         config: The present configuration.
         run_dir: The run folder, whose `config.yaml` distinguishes edited values from typed ones.
     """
-    if not isinstance(saved, Mapping):
-        return []
     # Seeds that train together take their settings from the parent folder.
     parent = [run_dir.parent] if run_dir in seed_folders(run_dir.parent) else []
     on_disk = [settings for folder in (run_dir, *parent) if (settings := _settings(folder)) is not None]

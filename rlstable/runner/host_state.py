@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from rlstable.config import ConfigError
 from rlstable.supervise.incident import IncidentMemory
 from rlstable.supervise.ladder import LadderMemory
 from rlstable.supervise.memory_plan import MemoryPlan
@@ -74,18 +75,32 @@ class HostState:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
-        """The host state in a checkpoint of any version; missing fields have defaults, unknown fields are ignored."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        saved = {name: value for name, value in saved.items() if name in known}
-        kinds = {"attempts": Attempts, "rungs": LadderMemory, "plan": MemoryPlan}
-        kinds |= {"incidents": IncidentMemory, "tally": Tally}
-        if "watch" not in saved and saved.get("best_return") is not None:
-            # Saved without a return watch: the first return is unknown, so the whole return counts as gained.
-            start = min(0.0, 2.0 * saved["best_return"])
-            watch = {"training": {"start": start}, "evaluation": {"start": start}}
-            saved = {**saved, "watch": {**watch, "best_evaluation": saved["best_return"]}}
-        elif "best_evaluation" not in saved.get("watch", {}):
-            saved = {**saved, "watch": {**saved.get("watch", {}), "best_evaluation": saved.get("best_return")}}
-        parts: dict[str, Any] = {name: kind(**saved.get(name, {})) for name, kind in kinds.items()}
-        memories = {"watch": WatchMemory.of(saved.get("watch", {})), "signs": SignMemory.of(saved.get("signs", {}))}
-        return cls(**saved | parts | memories)
+        """Reads the host state of a checkpoint, which must have exactly these fields.
+
+        Raises:
+            ConfigError: Another version of rlstable, with other fields, saved it.
+        """
+        kinds: dict[str, Any] = {
+            "attempts": Attempts,
+            "rungs": LadderMemory,
+            "plan": MemoryPlan,
+            "incidents": IncidentMemory,
+            "tally": Tally,
+        }
+        try:
+            _require_fields(cls, saved)
+            for name, kind in kinds.items():
+                _require_fields(kind, saved[name])
+            parts = {name: kind(**saved[name]) for name, kind in kinds.items()}
+            parts |= {"watch": WatchMemory.of(saved["watch"]), "signs": SignMemory.of(saved["signs"])}
+            return cls(**saved | parts)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"resume: another version of rlstable saved the host state ({error}); resume with that version"
+            ) from error
+
+
+def _require_fields(kind: type, saved: dict[str, Any]) -> None:
+    different = sorted({field.name for field in dataclasses.fields(kind)} ^ saved.keys())
+    if different:
+        raise ValueError(f"{kind.__name__} differs in {', '.join(different)}")

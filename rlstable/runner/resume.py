@@ -9,33 +9,21 @@ from typing import Any
 
 import jax
 
-from rlstable.config import Config, ConfigError
-from rlstable.config.renamed import updated
+from rlstable.config import Config, ConfigError, load
 from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import copied_folder
 from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
-from rlstable.runner import renamed_guards
 from rlstable.runner.configuration_changes import changes, value_at
 from rlstable.runner.host_state import HostState
 from rlstable.runner.seed_programs import SeedPrograms
 from rlstable.runner.supervisor import Supervisor
-from rlstable.runner.unpacked_first_states import (
-    has_unpacked_first_states,
-    with_packed_first_states,
-    with_unpacked_first_states,
-)
 from rlstable.supervise.ladder import LadderMemory, Level
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.snapshots import NAMES, SavedState, template
 
-# Parts that older checkpoints lack: numbers of `Tuning`, and the snapshots.
-_LATER = (
-    "tuning/clip_scale", "tuning/policy_rate_scale", "tuning/critic_rate_scale", "tuning/policy_hold",
-    "tuning/total_steps", *NAMES,
-)  # fmt: skip
 # Settings that a memory plan depends on; if one of them changed, the plan is made again.
 _PLANNED_FOR = (
     "ppo.num_envs", "ppo.batch_size", "ppo.num_minibatches", "ppo.unroll_length", "ppo.gradient_accumulation",
@@ -85,7 +73,7 @@ def resume(
     read: dict[str, Any] = {}
 
     def newest() -> int:
-        read["tree"], read["saved"] = checkpoints.restore(template_of, later=_LATER)
+        read["tree"], read["saved"] = checkpoints.restore(template_of)
         return host.iteration
 
     # The writer first, because it renames damaged checkpoints; the other processes read the same one.
@@ -98,13 +86,8 @@ def resume(
             "which process 0 reads; resume in a folder that all hosts share"
         )
     if not hosts.is_writer():
-        read["tree"], read["saved"] = checkpoints.restore(template_of, iteration, later=_LATER)
+        read["tree"], read["saved"] = checkpoints.restore(template_of, iteration)
     tree, saved = read["tree"], read["saved"]
-    if renamed_guards.has_old_names(saved["config"]):
-        tree = renamed_guards.under_new_names(tree)
-    if has_unpacked_first_states(saved):
-        tree = with_packed_first_states(tree, programs.mesh)
-    saved = {**saved, "config": updated(saved["config"])}
     old = saved["config"]
     changed = {
         "learning_rate": old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"],
@@ -112,8 +95,8 @@ def resume(
     }
     names = ("total_steps", *(name for name, is_changed in changed.items() if is_changed))
     tuning = {name: getattr(first_state.tuning, name) for name in names}
-    state = supervisor.read(tree, {name: saved.get(name) for name in NAMES}, **tuning)
-    envs_changed = (_num_envs(saved), _restores(saved)) != (programs.num_envs, config.env.restore_info)
+    state = supervisor.read(tree, {name: saved[name] for name in NAMES}, **tuning)
+    envs_changed = (saved["num_envs"], old["env"]["restore_info"]) != (programs.num_envs, config.env.restore_info)
     envs_changed |= any(value_at(old, key) != value_at(new, key) for key in _TASK)
     if envs_changed:
         state = programs.setup.reset_envs_and_pool(state, key())
@@ -124,9 +107,9 @@ def resume(
         host.wandb_run_id = None  # the original run keeps its run of Weights & Biases
     state = programs.setup.with_empty_slots(state)
     event("resumed", iteration=host.iteration, version=saved["version"])
-    for change in changes(saved.get("config"), config, folder):
+    for change in changes(old, config, folder):
         event("configuration_changed", **change._asdict())
-    changed_versions = differences(saved.get("versions", {"rlstable": saved["version"]}), programs.versions)
+    changed_versions = differences(saved["versions"], programs.versions)
     if changed_versions:
         event("versions_changed", **changed_versions)
     return state
@@ -151,44 +134,24 @@ def _read_host_state(
     host.copy_from(HostState.of(saved["host"]))
     if _saved_level(saved) != [new["precision"][key] for key in Level._fields]:
         host.rungs = LadderMemory()  # another precision is configured, so the ladder starts at its lowest level
-    if any(_differs(value_at(saved["config"], path), value_at(new, path)) for path in _PLANNED_FOR):
+    if any(value_at(saved["config"], path) != value_at(new, path) for path in _PLANNED_FOR):
         host.plan = MemoryPlan()
     programs.reload_ladder()
 
 
 def _template(saved: Mapping[str, Any], programs: SeedPrograms, first_state: TrainState) -> SavedState:
     """The shapes of the saved training state, at the level and size of its training."""
-    state = template(
-        programs.shapes(Level(*saved.get("level", _saved_level(saved))), _num_envs(saved), _restores(saved))
-    )
-    # Values, not shapes: numbers that an old checkpoint lacks have their first value. Slots are not saved.
-    # The present schedule may need no total, but the saved one did.
-    tuning = dataclasses.replace(first_state.tuning, total_steps=WideCounter.zero())
-    snapshots = {name: getattr(state, name) | {"tuning": tuning} for name in NAMES}
-    state = dataclasses.replace(state, tuning=tuning, incident=None, **snapshots)
-    if has_unpacked_first_states(saved):
-        state = with_unpacked_first_states(state, programs.mesh)
-    return renamed_guards.under_old_names(state) if renamed_guards.has_old_names(saved["config"]) else state
+    config = load(saved["config"])
+    state = template(programs.shapes(Level(*saved["level"]), saved["num_envs"], config.env.restore_info))
+    total = WideCounter.zero() if config.ppo.schedules_by_progress else None
+    tuning = dataclasses.replace(first_state.tuning, total_steps=total)
+    snapshots: dict[str, Any] = {}
+    for name in NAMES:
+        is_other = saved[name] is not None and saved[name]["iteration"] != saved["host"]["iteration"]
+        snapshots[name] = getattr(state, name) | {"tuning": tuning} if is_other else None
+    return dataclasses.replace(state, tuning=tuning, incident=None, **snapshots)  # slots are not saved
 
 
 def _saved_level(saved: Mapping[str, Any]) -> list[str]:
     """The precision level of the saved configuration."""
     return [saved["config"]["precision"][key] for key in Level._fields]
-
-
-def _num_envs(saved: Mapping[str, Any]) -> int:
-    """Number of environments of a checkpoint; older checkpoints have it in their plan and configuration."""
-    configured: int = saved["config"]["ppo"]["num_envs"]
-    return int(saved.get("num_envs", HostState.of(saved["host"]).plan.num_envs or configured))
-
-
-def _restores(saved: Mapping[str, Any]) -> bool:
-    """`env.restore_info` of a checkpoint; older checkpoints lack the key."""
-    return bool(saved["config"]["env"].get("restore_info"))
-
-
-def _differs(old: Any, new: Any) -> bool:
-    """Whether a saved value is not the present one; keys that did not exist when a section was saved do not count."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return {**new, **old} != new
-    return bool(old != new)

@@ -27,7 +27,6 @@ from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
 from rlstable.runner.seed_log import SeedLog
 from rlstable.runner.seed_programs import SeedPrograms
-from rlstable.runner.unpacked_first_states import PACKED
 from rlstable.supervise.snapshots import Snapshots
 from rlstable.supervise.stop_reasons import SAVED, StopReason, command
 
@@ -168,7 +167,6 @@ class Saving:
             "devices": programs.mesh.size,
             "num_envs": programs.num_envs,
             "level": programs.level,
-            "first_states": PACKED,
             "backend": setup.loaded.backend,
             "step": self._host.step,
             "return": score,

@@ -84,19 +84,6 @@ def test_restored_state_equals_the_saved_state(tmp_path, asynchronous):
         assert_same(checkpoints.restore(template, 7)[0], state)
 
 
-def test_number_unknown_to_an_older_version_comes_from_the_template(tmp_path):
-    """Any other missing array is an error."""
-    old, now = {"tuning": {"rate": jnp.float32(0.5)}}, {"tuning": {"rate": jnp.float32(1), "clip": jnp.float32(1)}}
-    with Checkpoints(tmp_path, SYNC) as checkpoints:
-        checkpoints.save(1, old, POLICY, {})
-        state, _ = checkpoints.restore(now, later=("tuning/clip",))
-        assert_same(state, {"tuning": {"rate": jnp.float32(0.5), "clip": jnp.float32(1)}})
-        with pytest.raises(ConfigError, match=r"tuning/clip is missing there and float32\[\] here"):
-            checkpoints.restore(now)
-        checkpoints.save(2, now, POLICY, {})
-        assert_same(checkpoints.restore(now, later=("tuning/clip",))[0], now)
-
-
 def test_restored_arrays_are_placed_as_before(tmp_path):
     """So nothing compiles again."""
     state = {"free": jnp.ones(3), "bound": jax.device_put(jnp.ones(3), jax.devices()[0])}

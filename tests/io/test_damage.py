@@ -8,7 +8,6 @@ import pickletools
 import re
 import shutil
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,58 +302,24 @@ def test_checkpoint_deleted_while_it_is_read_is_not_damaged(run, monkeypatch):
     assert reads == [2, 3]
 
 
-def test_checkpoint_of_a_newer_format_is_an_error_that_says_what_to_do(run, monkeypatch):
+def test_checkpoint_of_another_format_is_an_error_that_says_what_to_do(run, monkeypatch):
     with monkeypatch.context() as newer:
         newer.setattr(manifests, "FORMAT", 2)
         newer.setattr(manifests, "__version__", "7.8.9")
         with Checkpoints(run, SYNC) as checkpoints:
             assert checkpoints.save(4, state_of(4), snapshot_of(4), {"i": 4})
-    shutil.rmtree(run / "checkpoints/4/host")  # a newer format may hold other items
+    shutil.rmtree(run / "checkpoints/4/host")  # another format may hold other items
     message = (
         rf"^{run}/checkpoints/4: saved by rlstable 7\.8\.9 in checkpoint format 2, but rlstable "
-        rf"{re.escape(manifests.__version__)} reads only 0 to 1; update rlstable to at least 7\.8\.9$"
+        rf"{re.escape(manifests.__version__)} reads only format 1; use rlstable 7\.8\.9$"
     )
     with Checkpoints(run, SYNC) as checkpoints:
         with pytest.raises(ConfigError, match=message):
             checkpoints.restore(TEMPLATE)
-        assert checkpoints.all() == [2, 3, 4]
+        assert checkpoints.latest() == 4
     with pytest.raises(ConfigError, match=message):
         restore_policy(run, "latest")
     assert restore_policy(run, 3)[1] == {"i": 3}
-
-
-@pytest.fixture
-def format_0(tmp_path: Path) -> Path:
-    """A run of rlstable before its checkpoints had a format: two checkpoints, the first with a score."""
-    with zipfile.ZipFile(Path(__file__).with_name("format_0.zip")) as archive:
-        archive.extractall(tmp_path / "old")
-    return tmp_path / "old"
-
-
-def test_checkpoint_of_format_0_is_read_and_reported_as_unverified(format_0):
-    events: list[tuple[str, dict[str, Any]]] = []
-    template = {"x": np.zeros(3), "none": np.zeros((0, 2), np.int32)}
-    with Checkpoints(format_0, SYNC, lambda *event: events.append(event)) as checkpoints:
-        state, host = checkpoints.restore(template)
-        np.testing.assert_array_equal(state["x"], np.arange(3.0) + 2)
-        assert host == {"i": 2}
-        assert (checkpoints.all(), checkpoints.best()) == ([1, 2], 1)
-        assert checkpoints.save(3, template, snapshot_of(3), {"i": 3}, score=1.0)
-        assert (checkpoints.all(), checkpoints.best()) == ([1, 2, 3], 1)
-    assert events == [("checkpoint_unverified", {"iteration": 2})]
-    with pytest.warns(RuntimeWarning, match=f"^rlstable: {format_0}/checkpoints/1 was saved without checksums$"):
-        policy, host = restore_policy(format_0)
-    np.testing.assert_array_equal(policy["w"], np.full(2, 1, np.float32))
-    assert host == {"i": 1}
-
-
-@pytest.mark.parametrize(("name", "damage"), [("metrics/metrics", cut), ("host/metadata", empty)])
-def test_run_with_a_damaged_checkpoint_of_format_0_resumes(format_0, name, damage):
-    damage(format_0 / "checkpoints/2" / name)
-    template = {"x": np.zeros(3), "none": np.zeros((0, 2), np.int32)}
-    with Checkpoints(format_0, SYNC) as checkpoints:
-        assert checkpoints.restore(template)[1] == {"i": 2 if name == "metrics/metrics" else 1}
-        assert checkpoints.save(3, template, snapshot_of(3), {"i": 3})
 
 
 def test_checkpoints_contain_no_pickles(run, monkeypatch):

@@ -37,12 +37,6 @@ EARLIER = {"policy_iteration": 46, "policy_step": 460}
          "iteration 46, step 460; the last state had fallen to 1,549.0"),
         ({**EVALUATED, **EARLIER, "fallen_return": None}, "20.0, not confirmed",
          "iteration 46, step 460; the last state had fallen to none"),
-        # Results of older versions, whose return is the last evaluation.
-        ({"step": 600, "return": 12.0, "best_return": 20.0}, "20.0, not confirmed", None),
-        ({"step": 600, "return": 12.0, "best_return": 20.0, "confirmed_return": 15.0, "confirmed_episodes": 32,
-          "confirmed_iteration": 46, "confirmed_step": 460},
-         "15.0, confirmed on 32 fresh episodes (best single evaluation 20.0)",
-         "iteration 46, step 460, not the last state"),
     ],
 )  # fmt: skip
 def test_outcome_names_the_return_and_the_policy_that_is_handed_over(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,26 @@ from toys import tiny_config
 from rlstable.config import ConfigError
 from rlstable.device import hosts
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.runner.host_state import HostState
 from rlstable.runner.resume import resume
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda saved: saved.update(more=1), "HostState differs in more"),
+        (lambda saved: saved.pop("idle"), "HostState differs in idle"),
+        (lambda saved: saved["tally"].pop("void"), "Tally differs in void"),
+        (lambda saved: saved["watch"].update(more=1), "more"),
+        (lambda saved: saved.update(plan=[]), "list"),
+    ],
+)
+def test_host_state_of_another_version_is_one_line(change: Any, why: str) -> None:
+    saved = copy.deepcopy(dataclasses.asdict(HostState()))
+    assert HostState.of(saved) == HostState()
+    change(saved)
+    with pytest.raises(ConfigError, match=rf"^resume: another version of rlstable saved the host state \(.*{why}"):
+        HostState.of(saved)
 
 
 def test_run_folder_that_a_process_does_not_see_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

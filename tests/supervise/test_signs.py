@@ -385,10 +385,6 @@ def test_resumed_memory_says_the_same(cut: int) -> None:
     assert len(whole.said) == 2
 
 
-def test_checkpoint_without_signs_loads() -> None:
-    assert HostState.of({"iteration": 3}).signs == SignMemory()
-
-
 def test_element_that_only_evaluations_vary_is_named_after_two_of_them() -> None:
     own = Watched()
     own.evaluate(10.0, unseen=3.0)
