@@ -336,7 +336,7 @@ def test_full_disk_does_not_change_where_a_run_is_rolled_back_to(tmp_path: Path)
     def full(iteration: int, *args: Any, **kwargs: Any) -> bool:
         if iteration == 4 and not failed:
             failed.append(iteration)
-            runner.single.checkpoints.refuse(iteration, OSError("No space left on device"))
+            runner.single.checkpoints._give_up(iteration, OSError("No space left on device"))
             return False
         return save(iteration, *args, **kwargs)
 

@@ -92,6 +92,7 @@ class Checkpoints:
         run_dir: Folder of the run; the first save creates its subfolder `checkpoints`.
         config: Which checkpoints are kept, and whether files are written in the background.
         on_event: Called as `on_event(kind, fields)` with the events above and the events of `restore`.
+        in_place: Returns whether the run folder is still this run's. If not, nothing in it is changed, and saves fail.
 
     Attributes:
         directory: The folder of all checkpoints.
@@ -104,7 +105,9 @@ class Checkpoints:
         run_dir: str | Path,
         config: CheckpointConfig,
         on_event: OnEvent | None = None,
+        in_place: Callable[[], bool] = lambda: True,
     ):
+        self._in_place = in_place
         self.directory = Path(run_dir).absolute() / "checkpoints"
         self._config = config
         self._on_event = on_event
@@ -114,7 +117,6 @@ class Checkpoints:
         self._pending: _Save | None = None  # the save that runs in the background
         self.failing = False
         self.error: Exception | None = None
-        self._abandoned = False
 
     def due(self, iteration: int) -> bool:
         """Whether to save after this iteration: every `every`-th, and earlier after a failed save."""
@@ -150,20 +152,6 @@ class Checkpoints:
         self.wait()
         make = functools.partial(items_of, state, policy, host)
         return self._write(_Save(iteration, finite(score), make), self._config.asynchronous)
-
-    def refuse(self, iteration: int, error: Exception) -> None:
-        """Reports that the run folder cannot be written; `due` requests another save soon."""
-        self.wait()
-        self._give_up(iteration, error)
-
-    def abandon(self) -> None:
-        """Stops changing the folder, because it belongs to another run now."""
-        self._abandoned = True
-
-    def reopen(self) -> None:
-        """Reads the folder again at the next access. Call it after the run folder was restored."""
-        self.wait()
-        self._drop()
 
     def latest(self) -> int | None:
         """The last iteration on disk; None without any."""
@@ -315,6 +303,8 @@ class Checkpoints:
 
     def _begin(self, save: _Save, in_background: bool) -> None:
         """Starts orbax's write. Waits for it if it replaces other checkpoints or does not run in the background."""
+        if not self._in_place():
+            raise FileNotFoundError("the run folder was deleted, moved or replaced")
         manager = self._open(create=True)
         superseded = [step for step in steps_in(self.directory) if step >= save.iteration]
         if save.score is None and save.iteration in superseded:
@@ -360,7 +350,7 @@ class Checkpoints:
         if manager is not None:
             with contextlib.suppress(Exception):  # raises the failure again that is already handled
                 manager.close()
-        if self._abandoned:
+        if not self._in_place():
             return
         with contextlib.suppress(OSError):  # retried at the next opening
             remove_unfinished(self.directory)

@@ -68,18 +68,6 @@ class RunLock:
                     self._path.unlink()
             os.close(file)
 
-    def take_again(self) -> None:
-        """Locks the folder again after it was deleted and created again; raises the errors of a new lock."""
-        new, old = RunLock(self._path.parent), self._file
-        self._file, self.unsupported = new._file, new.unsupported
-        if old is not None:
-            os.close(old)
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the locked file still exists under its name; True if the file system has no locks."""
-        return self._file is None or self._is_in_place(self._file)
-
     def _is_in_place(self, file: int) -> bool:
         try:
             return os.path.samestat(os.fstat(file), os.stat(self._path))

@@ -128,26 +128,8 @@ class Logbook:
 
     @property
     def in_place(self) -> bool:
-        """Whether the open record files still exist in the run folder; True before `start`."""
+        """Whether the run folder was not deleted, moved or replaced since `start`; True before `start`."""
         return self._lines is None or self._lines.in_place
-
-    @property
-    def foreign(self) -> bool:
-        """Whether another run has replaced the record in the run folder."""
-        return self._lines is not None and self._lines.foreign
-
-    def restore(self) -> None:
-        """Writes a deleted record again, with all its lines, and appends to it.
-
-        TensorBoard starts a new file. Weights & Biases continues with its own files.
-
-        Raises:
-            OSError: The record cannot be written.
-        """
-        if self._record is not None and self._services is not None and self._lines is not None:
-            self._record.call(self._lines.restore)
-            if self._tensorboard is not None:
-                self._services.call(self._tensorboard.restore)
 
     def close(self) -> None:
         """Writes all pending entries and closes the sinks; may be called again."""
@@ -220,11 +202,6 @@ class _BackgroundSinks:
     def wait(self) -> None:
         if not self._closed:
             self._writer.wait()
-
-    def call(self, call: Callable[[], None]) -> None:
-        """Runs a call in the writing thread, waits for it, and raises its errors."""
-        if not self._closed:
-            self._writer.run(call)
 
     def close(self) -> None:
         self._closed = True

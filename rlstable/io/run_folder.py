@@ -237,25 +237,29 @@ def steps_in(directory: Path) -> list[int]:
 
 
 def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
-    """Writes `config.yaml`. Call it only after the configuration was checked against the folder's checkpoints."""
+    """Writes `config.yaml`."""
     write_atomically(run_dir / "config.yaml", _yaml(config))
 
 
-def reserve_room(run_dir: Path) -> None:
-    """Reserves disk space for `result.json` and `report.html`, in case the disk becomes full."""
+def write_first_files(run_dir: Path, config: Mapping[str, Any], machine: Mapping[str, Any] | None) -> None:
+    """Writes `config.yaml` and `machine.json`, and reserves disk space for `result.json` and `report.html`.
+
+    Args:
+        run_dir: The run folder.
+        config: The settings. Call this only after they were checked against the folder's checkpoints.
+        machine: Device and versions, for comparing runs; None to write none.
+    """
+    write_config(run_dir, config)
     with contextlib.suppress(OSError):  # training does not need the reserve
         (run_dir / _RESERVE).write_bytes(os.urandom(_RESERVED))
+    if machine is not None:
+        write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
 
 
 def free_reserve(run_dir: Path) -> None:
     """Frees the reserved disk space."""
     with contextlib.suppress(OSError):
         (run_dir / _RESERVE).unlink(missing_ok=True)
-
-
-def write_machine(run_dir: Path, machine: Mapping[str, Any]) -> None:
-    """Writes `machine.json`: device and versions, for comparing runs."""
-    write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
 
 
 def write_result(run_dir: Path, result: Mapping[str, Any]) -> None:

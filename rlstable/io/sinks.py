@@ -6,7 +6,6 @@ Every sink has the same three methods and may raise. `Sinks` catches all errors,
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import warnings
@@ -150,8 +149,7 @@ class TensorBoard:
                 "or set logging.tensorboard=false"
             ) from error
         purge = None if resume_step is None else int(resume_step) + 1
-        self._open = functools.partial(SummaryWriter, str(Path(run_dir) / "tensorboard"), flush_secs=10)
-        self._writer = self._open(purge_step=purge)
+        self._writer = SummaryWriter(str(Path(run_dir) / "tensorboard"), flush_secs=10, purge_step=purge)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Writes the metrics that have a finite value."""
@@ -171,11 +169,6 @@ class TensorBoard:
         image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=data)
         summary = Summary(value=[Summary.Value(tag="episode", image=image)])
         self._writer.file_writer.add_summary(summary, int(step))
-
-    def restore(self) -> None:
-        """Starts a new file after the folder was deleted."""
-        self._writer.close()
-        self._writer = self._open()
 
     def close(self) -> None:
         """Writes pending entries; may be called again."""

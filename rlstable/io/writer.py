@@ -30,10 +30,6 @@ class Writer:
         """Queues a rare call; never blocks."""
         self._submit(call, *args)
 
-    def run(self, call: Callable[[], object]) -> None:
-        """Runs a call after all queued calls, waits for it, and raises its errors."""
-        self._thread.submit(call).result()
-
     def wait(self) -> None:
         """Waits until all queued calls have run."""
         self._thread.submit(int).result()

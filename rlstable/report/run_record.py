@@ -69,7 +69,7 @@ class RunRecord:
     def trips(self) -> dict[str, list[tuple[float, float]]]:
         """Returns the steps and the numbers of trips by guard.
 
-        The events count them, one event per iteration, because a rollback also resets the counters of the metrics.
+        The events count them, because a rollback also resets the counters of the metrics.
         """
         found: dict[str, list[tuple[float, float]]] = {}
         for event in self.of_kind("guard_tripped"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from rlstable.device import hosts
 from rlstable.ppo.state import Metrics
 from rlstable.runner.decision import Action, Decision, cause_of
 from rlstable.runner.result import Row
@@ -103,6 +104,8 @@ def _continue(
         run.return_check.keep(run.state)
     if healthy and (saves or run.saving.due(host.iteration) or row or stop_reason is not None):
         run.saving.save(run.state, score)
+        if hosts.from_writer("gone", lambda: run.config.checkpoint.enabled and run.saving.gone):
+            return StopReason.not_saved
     return stop_reason
 
 

@@ -29,7 +29,7 @@ def finish_files(
     *,
     report: bool,
     saved: bool,
-    taken: bool = False,
+    gone: bool = False,
     env_by_name: bool = True,
 ) -> None:
     """Writes `result.json` and the report page and prints the summary. A file that cannot be written is only reported.
@@ -41,16 +41,16 @@ def finish_files(
         console: The console.
         report: Whether to write the report page.
         saved: Whether there is a checkpoint.
-        taken: Whether another run has taken the folder, so that nothing is written there.
+        gone: Whether the folder was deleted, moved or replaced, so that nothing is written there.
         env_by_name: Whether the commands can load the environment, see `stop_reasons.describe`.
     """
     try:
-        if not taken:
+        if not gone:
             free_reserve(run_dir)
             write_result(run_dir, fields)
     except OSError as error:
         console.message(f"result.json could not be written: {error}")
-    if report and not taken:
+    if report and not gone:
         try:
             with console.busy("writing report.html"):
                 records = read_records(run_dir) if "seeds" in fields else [read_record(run_dir)]

@@ -10,7 +10,6 @@ from typing import Any
 
 from rlstable.config import Config, ConfigError
 from rlstable.io.console import Console
-from rlstable.io.folder_check import FolderCheck
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
 from rlstable.io.outcome import outcome_of
@@ -23,9 +22,9 @@ from rlstable.io.run_folder import (
     seed_folder,
     seed_folders,
     seed_of,
+    write_first_files,
 )
 from rlstable.io.seed_console import SeedConsole
-from rlstable.io.thinning import History
 from rlstable.io.trusted_folders import remember
 from rlstable.report.run_record import last_row
 from rlstable.runner.aggregate import Fields, RowsOfSeeds, fields_of
@@ -74,9 +73,6 @@ class SingleFolder:
     def wait(self) -> None:
         """Waits until the rows and events of the whole run are written; seeds are saved after them."""
 
-    def ensure(self) -> None:
-        """Writes the folder again if files are missing; here the seed does it when it saves."""
-
     def row(self, training: Mapping[int, SeedRun], unfinished: Iterable[SeedRun], is_last: bool) -> bool:
         """Logs a row of all seeds if it is complete; here the seed has logged it.
 
@@ -117,12 +113,12 @@ class FleetFolder(SingleFolder):
 
     def __init__(self, config: Config, run_dir: Path, callback: Callback | None, console: Console):
         super().__init__(config, run_dir, callback, console)
-        self.history: list[Row] = History()
+        self.history: list[Row] = []
         self._fields: dict[int, Fields] = {}
         self._rows = RowsOfSeeds()
         self._last_evaluation: Row = {}
         self._step = 0
-        self._live_page = LivePage(run_dir, lambda: not self._logbook.foreign)
+        self._live_page = LivePage(run_dir, lambda: self._logbook.in_place)
         pages = [self._live_page] if config.logging.report else []
         self._logbook = Logbook(_without_wandb(config), run_dir, console, pages)
         self._lock: RunLock | None = None
@@ -171,14 +167,9 @@ class FleetFolder(SingleFolder):
         """Waits until the rows and events of the whole run are written."""
         self._logbook.wait()
 
-    def ensure(self) -> None:
-        """Writes the folder again if files are missing; a seed that cannot save logs that itself."""
-        with contextlib.suppress(OSError, ConfigError):
-            self._folder_check.ensure()
-        forget_result(self._run_dir)
-
     def row(self, training: Mapping[int, SeedRun], unfinished: Iterable[SeedRun], is_last: bool) -> bool:
         """Logs a row of all seeds, once every training seed has logged its row."""
+        forget_result(self._run_dir)
         unfinished = list(unfinished)
         self._step = max(self._step, min((run.host.logged_step for run in unfinished), default=0))
         returns = [fields.get("last_return", fields["return"]) for fields in self._fields.values()]
@@ -211,7 +202,7 @@ class FleetFolder(SingleFolder):
             saved = any(map(has_checkpoint, seed_folders(self._run_dir)))
             report = self._config.logging.report
             by_name = self._config.env.source != "object"
-            options = {"report": report, "saved": saved, "env_by_name": by_name}
+            options = {"report": report, "saved": saved, "env_by_name": by_name, "gone": not self._logbook.in_place}
             finish_files(stop_reason, fields, self._run_dir, self._console, **options)
             results = tuple(self.results[seed] for seed in self._config.each_seed if seed in self.results)
             numbers = (self._step, self._last_evaluation, self.history, results, fields["return"])
@@ -219,16 +210,15 @@ class FleetFolder(SingleFolder):
 
     def close(self) -> None:
         """Releases the folder; may be called again."""
+        if self._logbook.in_place:
+            free_reserve(self._run_dir)
         self._logbook.close()
-        free_reserve(self._run_dir)
         if self._lock is not None:
             self._lock.release()
 
     def _open_files(self, seeds: list[SeedRun]) -> None:
-        assert self._lock is not None
-        settings = self._config.model_dump(mode="json")
         machine = seeds[0].programs.machine if seeds else None
-        self._folder_check = FolderCheck(self._run_dir, self._lock, self._logbook, settings, machine, self.event)
+        write_first_files(self._run_dir, self._config.model_dump(mode="json"), machine)
         remember(self._run_dir / "config.yaml", self._config)  # if this fails, every seed logs it
         steps = [run.host.logged_step for run in seeds]
         self._step = max(steps, default=0)

@@ -255,7 +255,6 @@ class TrainingLoop:
     def _finish_iteration(self, training: dict[int, SeedRun], metrics: dict[int, Metrics]) -> dict[int, StopReason]:
         """Evaluates, logs, saves and ends the seeds that an iteration trained."""
         self._folder.wait()
-        self._folder.ensure()
         due = [seed for seed, run in training.items() if run.record_iteration(metrics[seed], self._last_seconds)]
         evaluations = evaluate(self._evaluator, self._slots, training, due, self._console, self._stops) if due else {}
         if hosts.is_writer():

@@ -81,7 +81,7 @@ class Recordings:
 
     def _write_page(self, run: SeedRun, recorded: RecordedEpisodes, path: Path) -> None:
         with self._reporting(run):
-            if not run.log.logbook.foreign and run.run_dir.is_dir():
+            if run.log.logbook.in_place:
                 path.parent.mkdir(exist_ok=True)
                 write_atomically(path, page(recorded))
 
@@ -124,7 +124,7 @@ class FilmQueue:
     def _draw(self, run: SeedRun, recorded: RecordedEpisodes, path: Path) -> Path | None:
         """The file of a film; None if there is none."""
         try:
-            if self._ended or run.log.logbook.foreign or not run.run_dir.is_dir():
+            if self._ended or not run.log.logbook.in_place:
                 return None
             path.parent.mkdir(exist_ok=True)
             write_film(recorded, recorded.recordings[0], path, _WIDTH, _HEIGHT)

@@ -23,7 +23,7 @@ class Result:
         run_dir: The run folder.
         step: Environment steps trained, rolled back steps not included.
         metrics: Metrics of the last evaluation; a missing number is None.
-        history: Logged rows with the key `step`; rows of long runs are thinned (docs/metrics.md).
+        history: Logged rows with the key `step`.
         seeds: Result of each seed if several seeds trained together; metrics and history then combine all seeds.
         policy_return: Return of `policy`, as in `result.json`, confirmed if possible; with several seeds the
             interquartile mean; None without a return.

@@ -16,11 +16,10 @@ import jax
 import numpy as np
 
 from rlstable import __version__
-from rlstable.config import Config, ConfigError
+from rlstable.config import Config
 from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.errors import one_line
-from rlstable.io.folder_check import FolderCheck
 from rlstable.io.space import free_bytes, is_full, size_of
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
@@ -46,7 +45,6 @@ class Saving:
         snapshots: The states that the run may roll back to, saved with the training state.
         log: Logs events; its record is complete before a state is saved.
         checkpoints: The checkpoints on disk.
-        folder_check: Checks that the run folder is in place; None in a process that does not write.
     """
 
     def __init__(
@@ -57,9 +55,7 @@ class Saving:
         snapshots: Snapshots,
         log: SeedLog,
         checkpoints: Checkpoints,
-        folder_check: FolderCheck | None,
     ):
-        self._folder_check = folder_check
         self._config = config
         self._host = host
         self._programs = programs
@@ -70,16 +66,15 @@ class Saving:
         self._nearly_full = False
         self._healthy = self._unsaved = False
         self._last_good: tuple[int, int] | None = None  # iteration and environment steps
-        self._last_score: float | None = None
         self._steps: dict[int, int] = {}  # environment steps by iteration, of the checkpoints of this process
         self._first_step = host.step
         self._clock = time.monotonic
         self._saved_at = self._clock()  # or the start of the run
 
     @property
-    def taken(self) -> bool:
-        """Whether another run uses a folder with the same name, so that nothing is written there any more."""
-        return self._folder_check is not None and self._folder_check.taken
+    def gone(self) -> bool:
+        """Whether the run folder was deleted, moved or replaced; nothing more is written there, and the run ends."""
+        return not self._log.logbook.in_place
 
     def due(self, iteration: int) -> bool:
         """Whether to save after this iteration. Of several processes, none saves sooner after a failed save."""
@@ -115,7 +110,7 @@ class Saving:
             self.save(state, None)
 
     def save(self, state: TrainState, score: float | None) -> None:
-        """Saves a state. If the run folder is missing, it is written again first.
+        """Saves a state.
 
         Args:
             state: The training state.
@@ -129,32 +124,22 @@ class Saving:
         saved, origins = self._snapshots.save(state, host.iteration)
         saved = sharding.gathered(dataclasses.replace(saved, incident=None))
         self._last_good = host.iteration, host.step
-        if self._folder_check is None:
-            self._last_score, self._unsaved = score, False
-            return
-        with hosts.saving():
-            self._write(state, saved, origins, score)
-        self._last_score, self._unsaved = score, False
+        self._unsaved = False
+        if hosts.is_writer():
+            with hosts.saving():
+                self._write(state, saved, origins, score)
 
     def _write(self, state: TrainState, saved: Any, origins: Mapping[str, Any], score: float | None) -> None:
         """Writes a checkpoint, after the rows and the checkpoint before it."""
-        assert self._folder_check is not None
         host = self._host
         policy, metadata = policy_arrays(state), {**self._metadata(score), **origins}
+        self._log.write_trips()
         self._log.logbook.wait()  # a run that resumes from this checkpoint has all earlier rows
         self._checkpoints.wait()
         on_disk = self._checkpoints.on_disk()
         self._steps = {i: step for i, step in self._steps.items() if i in on_disk} | {host.iteration: host.step}
-        try:
-            if self._folder_check.ensure():
-                self._checkpoints.reopen()
-        except (OSError, ConfigError) as error:
-            if self._folder_check.taken:
-                self._checkpoints.abandon()
-            self._checkpoints.refuse(host.iteration, error)
-        else:
-            self.warn_if_disk_nearly_full(saved)
-            self._checkpoints.save(host.iteration, saved, policy, metadata, score=score)
+        self.warn_if_disk_nearly_full(saved)
+        self._checkpoints.save(host.iteration, saved, policy, metadata, score=score)
 
     def _metadata(self, score: float | None) -> dict[str, Any]:
         """The JSON beside the arrays of a checkpoint."""
@@ -180,7 +165,7 @@ class Saving:
         Args:
             state: The training state, by whose size the first checkpoint is estimated.
         """
-        if not self._config.checkpoint.enabled or self._folder_check is None:
+        if not self._config.checkpoint.enabled or not hosts.is_writer():
             return
         iterations = self._checkpoints.on_disk()
         sizes = [size_of(self._checkpoints.directory / str(iteration)) for iteration in iterations[-1:]]
@@ -214,19 +199,9 @@ class Saving:
             self._host.signs.add(NOTHING_SAVED, self._host.logged_step, text)
             self._log.event("sign", sign=NOTHING_SAVED, text=text, value=steps)
 
-    @property
-    def vanished(self) -> bool:
-        """Whether files of the run folder were deleted or moved; waits until a running save ends."""
-        self._checkpoints.wait()
-        return not self._checkpoints.failing and (bool(self._since_saved()) or self._folder_is_damaged)
-
-    @property
-    def _folder_is_damaged(self) -> bool:
-        return self._folder_check is not None and not self._folder_check.whole
-
     def unsaved_steps(self) -> int:
         """Environment steps up to the last good state that no checkpoint has; waits until a running save ends."""
-        if not self._config.checkpoint.enabled or self._folder_check is None:
+        if not self._config.checkpoint.enabled or not hosts.is_writer():
             return 0
         self._checkpoints.wait()
         return self._since_saved()
@@ -240,12 +215,9 @@ class Saving:
             stop_reason: Why the run ends.
             state: The last training state.
         """
-        if self._config.checkpoint.enabled:
-            if stop_reason in SAVED and self._healthy and hosts.from_writer("vanished", lambda: self.vanished):
-                self.save(state, self._last_score)  # writes the run folder again
-            if stop_reason in SAVED:
-                name = hosts.from_writer("final_stop_reason", lambda: self._unless_not_saved(stop_reason).name)
-                stop_reason = StopReason[name]
+        if self._config.checkpoint.enabled and stop_reason in SAVED:
+            name = hosts.from_writer("final_stop_reason", lambda: self._unless_not_saved(stop_reason).name)
+            stop_reason = StopReason[name]
         if stop_reason.succeeded and not finite(policy_arrays(state)):
             stop_reason = StopReason.state_not_finite
         return stop_reason
@@ -256,6 +228,8 @@ class Saving:
         If the last state was bad, so that it was not saved, a best policy in the folder is enough. If no state
         was ever good, nothing is saved.
         """
+        if self.gone:
+            return StopReason.not_saved
         if not (self.unsaved_steps() or self._nothing_on_disk):
             return stop_reason
         # A job that is queued again after exit code 75 resumes from the newest checkpoint.
@@ -267,6 +241,8 @@ class Saving:
     def advice(self) -> str:
         """Advice for a run that ended without saving its last state."""
         folder = self._checkpoints.directory.parent
+        if self.gone:
+            return f"The run folder {folder} was deleted, moved or replaced while the run trained; train again."
         if not self._checkpoints.failing and self._nothing_on_disk:
             return "No state of this run was good, so none was saved; see the events guard_tripped in events.jsonl."
         if not self._checkpoints.failing:
@@ -294,7 +270,7 @@ class Saving:
         return not self._on_disk()
 
     def _on_disk(self) -> list[int]:
-        return [] if self.taken else [*self._checkpoints.on_disk()]
+        return [] if self.gone else self._checkpoints.on_disk()
 
     def _since_saved(self) -> int:
         """Environment steps from the newest checkpoint on disk to the last good state."""

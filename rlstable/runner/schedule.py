@@ -7,6 +7,8 @@ import dataclasses
 from rlstable.config import Config
 from rlstable.runner.host_state import HostState
 
+ROWS = 2000  # at the configured interval
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
@@ -66,8 +68,14 @@ class Schedule:
 
     @property
     def logs(self) -> bool:
-        """Whether a row is due after this iteration, with or without an evaluation."""
-        return self.host.iteration % self.config.logging.log_every == 0
+        """Whether a row is due after this iteration, with or without an evaluation.
+
+        After `ROWS` rows the interval doubles, and again whenever the run has doubled, so that files of long runs stay
+        small.
+        """
+        every = self.config.logging.log_every
+        doublings = max(self.host.iteration - 1, 0) // (every * ROWS)
+        return self.host.iteration % (every << doublings.bit_length()) == 0
 
     def _records(self, before: int, after: int) -> bool:
         every = self.config.render.every

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from rlstable.config import Config
 from rlstable.device import hosts
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
-from rlstable.io.thinning import History
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics
 from rlstable.runner.host_state import HostState
@@ -34,7 +34,7 @@ class SeedLog:
     """Logs one seed. Events before `start` are kept and logged then.
 
     Attributes:
-        history: Logged rows; rows of long runs are thinned (`io.thinning`).
+        history: Logged rows.
         last_evaluation: Metrics of the last evaluation.
         stopped_by_callback: Whether the callback asked the run to stop.
         logbook: Writes rows and events to all outputs.
@@ -65,16 +65,17 @@ class SeedLog:
         self._callback = callback
         self._host = host
         failing_sinks = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
-        self.live_page = LivePage(run_dir, lambda: not self.logbook.foreign)
+        self.live_page = LivePage(run_dir, lambda: self.logbook.in_place)
         pages = [self.live_page] if config.logging.report and alone else []
         self.logbook = Logbook(config, run_dir, console, [*failing_sinks, *pages])
         self._signs = Signs(config, self.event)
-        self.history: list[Row] = History()
+        self.history: list[Row] = []
         self.last_evaluation: Row = {}
         self.stopped_by_callback = False
         self._opened = time.perf_counter()
         self._before = (0.0, 0.0)  # seconds of training and of evaluation in earlier processes
         self._warned_of_evaluation = False
+        self._trips: dict[str, Counter[str]] = {}  # since the last event
 
     def start(self, ppo: PPO) -> None:
         """Opens the outputs, in the writer. Must run when the first step of the run is known.
@@ -91,12 +92,22 @@ class SeedLog:
             self.logbook.start(self._host.wandb_run_id, None if self._config.resume is None else self._host.logged_step)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Logs one event, in the writer."""
+        """Logs one event, in the writer, after the trips before it."""
+        self.write_trips()
+        self._write_event(kind, fields)
+
+    def write_trips(self) -> None:
+        """Logs one event per guard with the sums of its trips since the last event, row or save."""
+        trips, self._trips = self._trips, {}
+        for guard, causes in trips.items():
+            self._write_event("guard_tripped", {"guard": guard, **causes})
+
+    def _write_event(self, kind: str, fields: dict[str, Any]) -> None:
         if hosts.is_writer():
             self.logbook.event(self._host.logged_step, kind, fields)
 
     def iteration(self, metrics: Metrics) -> None:
-        """Logs the trips of an iteration and looks for signs of trouble.
+        """Counts the trips of an iteration and looks for signs of trouble.
 
         Args:
             metrics: Of the iteration, on the host.
@@ -111,7 +122,7 @@ class SeedLog:
         counts = (metrics.values, trips, transitions, minibatches, self._update_guards)
         host.tally.count(*counts, host.logged_step, bool(metrics.healthy))
         for name, causes in trips.items():
-            self.event("guard_tripped", guard=name, **causes)
+            self._trips.setdefault(name, Counter()).update(causes)
 
     def evaluation(self, metrics: Row) -> Row:
         """Records an evaluation; returns its part of the next row."""
@@ -155,6 +166,7 @@ class SeedLog:
         Args:
             evaluation: From `evaluation`; empty if the policy was not evaluated.
         """
+        self.write_trips()
         host, config = self._host, self._config
         row = self.telemetry.flush(host.elapsed) | evaluation
         if config.supervise.recovery.enabled:
@@ -184,6 +196,7 @@ class SeedLog:
             run_advice: Advice of the component that ended the run; None if there is none.
             more: Fields about the policy that the run hands over, and `unsaved_steps`, if any.
         """
+        self.write_trips()
         host = self._host
         training, evaluation = self._seconds_here()
         fields: dict[str, Any] = {

@@ -24,9 +24,15 @@ from rlstable.envs.mujoco_model import model_of
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
-from rlstable.io.folder_check import FolderCheck
 from rlstable.io.lock import RunLock
-from rlstable.io.run_folder import confirmed_of, forget_result, free_reserve, open_run_dir, read_result
+from rlstable.io.run_folder import (
+    confirmed_of,
+    forget_result,
+    free_reserve,
+    open_run_dir,
+    read_result,
+    write_first_files,
+)
 from rlstable.io.trusted_folders import remember
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.networks import Params
@@ -217,11 +223,9 @@ class SeedRun:
         self.return_check = ReturnCheck(config, host, self.keys, snapshots, self.event)
         causes = cause_names(programs.setup.env.guards)
         self._incidents = Incidents(self.run_dir, config, causes, programs.versions, host.incidents, self.event)
-        folder_check = None
         if lock is not None:
-            settings = config.model_dump(mode="json")
-            folder_check = FolderCheck(self.run_dir, lock, self.log.logbook, settings, programs.machine, self.event)
-        self.saving = Saving(config, host, programs, snapshots, self.log, self.checkpoints, folder_check)
+            write_first_files(self.run_dir, config.model_dump(mode="json"), programs.machine)
+        self.saving = Saving(config, host, programs, snapshots, self.log, self.checkpoints)
         trust_error = None if lock is None else remember(self.run_dir / "config.yaml", config)
         if trust_error is not None:
             self.event("folder_not_remembered", error=trust_error)
@@ -378,9 +382,8 @@ class SeedRun:
             self.log.logbook.wait()  # the report page reads it
             self.log.live_page.stop()
             saved = self.checkpoints.latest() is not None
-            taken = self.saving.taken
             report = self.config.logging.report
-            options = {"report": report, "saved": saved, "taken": taken}
+            options = {"report": report, "saved": saved, "gone": self.saving.gone}
             options["env_by_name"] = self.config.env.source != "object"
             finish_files(stop_reason, fields, self.run_dir, self._console, **options)
             return fields, result
@@ -391,7 +394,7 @@ class SeedRun:
         `return` is measured in fresh episodes if possible, else by the evaluation that chose the policy.
         """
         checkpoints, fields = self.checkpoints, dict(self.confirmed)
-        if not hosts.is_writer() or not self.config.checkpoint.enabled or self.saving.taken:
+        if not hosts.is_writer() or not self.config.checkpoint.enabled or self.saving.gone:
             return fields
         scores: dict[int, float | None] = dict(checkpoints.ranked())
         iteration: int | None = fields.get("confirmed_iteration", next(iter(scores), checkpoints.latest()))
@@ -412,18 +415,17 @@ class SeedRun:
         with contextlib.ExitStack() as closing:  # even if interrupted, so that the next run finds the folder free
             if self._lock is not None:
                 closing.callback(self._lock.release)
-                if not self._opened or not self.saving.taken:
+                if self.log.logbook.in_place:
                     closing.callback(free_reserve, self.run_dir)
             closing.callback(self.log.logbook.close)
             closing.callback(self.checkpoints.close)
 
     def _open_checkpoints(self) -> Checkpoints:
-        args = (self.run_dir, self.config.checkpoint, self._on_checkpoint_event)
+        # The other processes only read.
+        in_place = (lambda: self.log.logbook.in_place) if hosts.is_writer() else bool
+        args = (self.run_dir, self.config.checkpoint, self._on_checkpoint_event, in_place)
         fails = self.config.fault.site == "disk"
-        checkpoints = faults.FailingCheckpoints(self._fault, *args) if fails else Checkpoints(*args)
-        if not hosts.is_writer():
-            checkpoints.abandon()  # reads only
-        return checkpoints
+        return faults.FailingCheckpoints(self._fault, *args) if fails else Checkpoints(*args)
 
     def _on_checkpoint_event(self, kind: str, fields: dict[str, Any]) -> None:
         self.event(kind, **fields)

@@ -97,26 +97,3 @@ def test_lock_reports_a_file_system_without_locks(tmp_path, monkeypatch):
     assert lock.unsupported == os.strerror(number)
     lock.release()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_lock_of_a_renamed_folder_is_taken_again_on_the_new_folder(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    lock = RunLock(folder)
-    folder.rename(tmp_path / "elsewhere")
-    assert not lock.in_place
-    folder.mkdir()
-    other = RunLock(folder)
-    with pytest.raises(ConfigError, match="is in use by process"):
-        lock.take_again()
-    lock.release()
-    assert (folder / ".lock").exists()  # the other's
-    other.release()
-    lock = RunLock(tmp_path / "elsewhere")  # given free with the process's hold on it
-    (tmp_path / "elsewhere").rename(tmp_path / "again")
-    (tmp_path / "elsewhere").mkdir()
-    lock.take_again()
-    assert lock.in_place
-    RunLock(tmp_path / "again").release()
-    lock.release()
-    assert not list((tmp_path / "elsewhere").iterdir())

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -311,100 +311,60 @@ def test_nearly_full_disk_is_reported_once_until_there_is_room_again(
     assert said == [(0, 0.2), (2, 1.9), (5, 1.5)]
 
 
-def lose(folder: Path, how: str) -> None:
-    if how == "moved":
-        folder.rename(folder.with_name("elsewhere"))
-    elif how == "config":
-        (folder / "config.yaml").unlink()
-    elif how == "copied over":
-        shutil.copytree(folder, folder.with_name("copy"))
-        shutil.rmtree(folder)
-        folder.with_name("copy").rename(folder)
-    else:
-        shutil.rmtree(folder)
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("how", ["deleted", "moved", "config", "copied over"])
+def moved(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def copied_over(folder: Path) -> None:
+    shutil.copytree(folder, folder.with_name("copy"))
+    shutil.rmtree(folder)
+    folder.with_name("copy").rename(folder)
+
+
+def replaced_by_a_run(folder: Path) -> None:
+    shutil.rmtree(folder)
+    TrainingLoop(quick(seed=1, total_steps=ITERATION), folder).run()
+
+
+def replaced_by_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.touch()
+
+
+@pytest.mark.parametrize("lose", [shutil.rmtree, moved, copied_over, replaced_by_a_run, replaced_by_a_file])
 @pytest.mark.parametrize("at", [4, LAST], ids=["midway", "at the end"])
-def test_run_folder_that_vanishes_is_written_again_whole(
-    tmp_path: Path, how: str, at: int, capsys: pytest.CaptureFixture[str]
+def test_run_whose_folder_is_gone_ends_as_not_saved_at_the_next_save(
+    tmp_path: Path, lose: Callable[[Path], None], at: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "run"
+    folder, left = tmp_path / "run", {}
 
     def watch(step: int, _: Any) -> None:
         if step == at * ITERATION:
-            lose(folder, how)
+            lose(folder)
+            left.update(contents(folder) if folder.is_dir() else {})
 
-    assert TrainingLoop(quick(), folder, watch).run().stop_reason is StopReason.completed
-    [restored] = events(folder, "run_folder_restored")
-    assert restored["folder"] == str(folder)
-    assert f"! step {at * ITERATION}  run_folder_restored: folder {folder}" in capsys.readouterr().out
-    assert rows(folder) == [*range(1, LAST + 1)]  # also the rows from before
-    assert {"config.yaml", "machine.json", "result.json", "report.html", "checkpoints"} <= set(os.listdir(folder))
-    assert ".lock" not in os.listdir(folder) and ".reserve" not in os.listdir(folder)
-    assert steps_in(folder / "checkpoints")[-1] == LAST
-    assert np.isfinite(load_policy(folder).act(np.zeros(4, np.float32))).all()
-    longer = TrainingLoop(quick(resume="auto", total_steps=(LAST + 1) * ITERATION), folder)
-    assert longer.single.host.step == LAST * ITERATION
-    assert longer.run().stop_reason is StopReason.completed
+    result = TrainingLoop(quick(), folder, watch).run()
+    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
+    assert result.step == at * ITERATION
+    assert f"The run folder {folder} was deleted, moved or replaced" in " ".join(capsys.readouterr().out.split())
+    assert (contents(folder) if folder.is_dir() else {}) == left
 
 
-def test_run_folder_that_vanishes_after_the_last_save_is_written_again(
+def test_folder_that_is_deleted_after_the_last_save_is_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
     monkeypatch.setattr(loop, "confirm", lambda *_: shutil.rmtree(folder))  # between the last save and the end
-    assert TrainingLoop(quick(), folder).run().stop_reason is StopReason.completed
-    assert steps_in(folder / "checkpoints") == [LAST]
-    assert rows(folder) == [*range(1, LAST + 1)]
-
-
-def test_run_folder_that_cannot_be_written_again_ends_as_not_saved(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-
-    def watch(step: int, _: Any) -> None:
-        if step == 4 * ITERATION:
-            shutil.rmtree(folder)
-            folder.touch()  # a file with the name of the folder
-
-    result = TrainingLoop(quick(), folder, watch).run()
-    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
-
-
-def test_run_folder_that_another_run_has_taken_is_left_to_it(tmp_path: Path) -> None:
-    folder, others = tmp_path / "run", []
-
-    def watch(step: int, _: Any) -> None:
-        if step == 4 * ITERATION:
-            shutil.rmtree(folder)
-            others.append(TrainingLoop(quick(), folder))
-
-    assert TrainingLoop(quick(), folder, watch).run().stop_reason is StopReason.not_saved
-    [other] = others
-    assert (folder / ".lock").exists()
-    assert other.run().stop_reason is StopReason.completed
-    assert rows(folder) == [*range(1, LAST + 1)]
-
-
-def test_run_folder_in_which_another_run_has_ended_is_left_to_it(tmp_path: Path) -> None:
-    folder, left = tmp_path / "run", {}
-
-    def contents() -> dict[str, bytes]:
-        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-    def watch(step: int, _: Any) -> None:
-        if step == 4 * ITERATION:
-            shutil.rmtree(folder)
-            assert TrainingLoop(quick(seed=1), folder).run().stop_reason is StopReason.completed
-            left.update(contents())
-
-    result = TrainingLoop(quick(), folder, watch).run()
-    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
-    assert contents() == left
+    assert TrainingLoop(quick(), folder).run().stop_reason is StopReason.not_saved
+    assert not folder.exists()
 
 
 @pytest.mark.slow  # as with one seed
-def test_folder_of_several_seeds_that_vanishes_is_written_again_whole(tmp_path: Path) -> None:
+def test_folder_of_several_seeds_that_is_deleted_ends_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
     def watch(step: int, _: Any) -> None:
@@ -413,12 +373,9 @@ def test_folder_of_several_seeds_that_vanishes_is_written_again_whole(tmp_path: 
 
     never = {"site": "disk", "start": 1000, "seed": 1}  # the program of the other test of two seeds
     config = quick(seeds=2, total_steps=4 * ITERATION, fault=never)
-    assert TrainingLoop(config, folder, watch).run().stop_reason is StopReason.completed
-    assert rows(folder) == [1, 2, 3, 4]
-    assert (folder / "config.yaml").is_file()
-    for seed in range(2):
-        assert rows(folder / f"seed-{seed}") == [1, 2, 3, 4]
-        assert steps_in(folder / f"seed-{seed}" / "checkpoints") == [3, 4]
+    result = TrainingLoop(config, folder, watch).run()
+    assert [seed.stop_reason for seed in result.seeds] == [StopReason.not_saved] * 2
+    assert not folder.exists()
 
 
 def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_path: Path) -> None:
@@ -429,7 +386,6 @@ def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_
 
     assert TrainingLoop(quick(), tmp_path, watch).run().stop_reason is StopReason.completed
     assert (tmp_path / "config.yaml").read_text().endswith("# a note\n")
-    assert not events(tmp_path, "run_folder_restored")
 
 
 def test_folder_name_that_is_not_utf_8_is_one_error_before_anything_compiles(tmp_path: Path) -> None:

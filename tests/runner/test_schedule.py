@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from toys import tiny_config
 
 from rlstable.runner.host_state import HostState
-from rlstable.runner.schedule import Schedule
+from rlstable.runner.schedule import ROWS, Schedule
 
 
 def schedule(host: HostState, **sections: Any) -> Schedule:
@@ -78,3 +78,13 @@ def test_pool_is_refilled_at_intervals_if_it_was_drawn_from(every: int, drawn: b
 def test_rows_are_logged_at_intervals() -> None:
     hosts = [HostState(iteration=n) for n in range(1, 10)]
     assert [host.iteration for host in hosts if schedule(host, logging={"log_every": 4}).logs] == [4, 8]
+
+
+def test_interval_of_rows_doubles_in_long_runs() -> None:
+    host, found = HostState(), []
+    own = schedule(host, logging={"log_every": 2})
+    for host.iteration in range(1, 40 * ROWS):
+        found += [host.iteration] * own.logs
+    assert found[: ROWS + 2] == [*range(2, 2 * ROWS + 1, 2), 2 * ROWS + 4, 2 * ROWS + 8]
+    assert found[-2:] == [40 * ROWS - 128, 40 * ROWS - 64]
+    assert len(found) < 4 * ROWS
