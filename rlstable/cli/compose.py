@@ -23,8 +23,8 @@ from rlstable.config import Config, ConfigError, load, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.config.extras import install
 from rlstable.config.schema import expand_home, unknown_key
+from rlstable.io.private_folder import require_trust
 from rlstable.io.run_folder import default_run_dir, read_settings
-from rlstable.io.trusted_folders import require_trust
 
 # Sources of environments that an option of the group `env` selects, with an example of `env.name`.
 _EXAMPLES = {"import": "<package.module:Class>", "playground": "CartpoleBalance"}

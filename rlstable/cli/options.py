@@ -76,7 +76,7 @@ class PlayOptions(PolicyOptions):
     )
     seed: Seed = Field(0, description="seed of the initial states and the samples")
     trust: Flag = Field(
-        False, description="true, once, for a run folder of another user that names Python code; read that code first"
+        False, description="true to run the Python code that another user's run folder names; read that code first"
     )
 
 

@@ -15,8 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from rlstable.device import hosts
 from rlstable.device import machine as processor
-from rlstable.io.private_folder import make_private, writable_by_others
-from rlstable.io.user_cache import user_cache
+from rlstable.io.private_folder import make_private, user_cache, writable_by_others
 
 # Context manager that shows the user what is compiling.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]

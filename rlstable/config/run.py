@@ -36,7 +36,7 @@ from rlstable.config.schema import (
 )
 from rlstable.config.supervise import SuperviseConfig
 
-# Packages whose environments need no trust=true, even if another user created the run folder that names them.
+# Packages whose environments need no trust=true, even if another user's run folder names them.
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
 _LONG_EPISODE = 100_000  # steps; an evaluation of shorter episodes ends soon
 _AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval.num_envs=auto

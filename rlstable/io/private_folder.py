@@ -6,7 +6,18 @@ import os
 import stat
 from pathlib import Path
 
+from rlstable.config import Config, ConfigError
+
 _ROOT = 0
+
+
+def user_cache() -> Path:
+    """The cache folder of this user, `$XDG_CACHE_HOME/rlstable` or `~/.cache/rlstable`.
+
+    Raises:
+        RuntimeError: This user has no home folder.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlstable"
 
 
 def user_id() -> int:
@@ -24,7 +35,40 @@ def make_private(folder: Path) -> None:
         missing.mkdir(mode=0o700, exist_ok=True)  # another process may create the same folder
 
 
-def exposed_to_others(status: os.stat_result) -> bool:
+def code_named(config: Config) -> str | None:
+    """The key that names code outside rlstable, Brax and Playground, as `key=value`; None without one."""
+    if config.env.is_foreign:
+        return f"env.name={config.env.name}"
+    if config.env.randomization_fn is not None:
+        return f"env.randomization_fn={config.env.randomization_fn}"
+    # Compiled programs are machine code.
+    return None if config.compile_cache in (None, "auto") else f"compile_cache={config.compile_cache}"
+
+
+def require_trust(file: Path, config: Config, trust: bool, how: str = "trust=true") -> None:
+    """Checks that only this user could write settings that name code, or trusts them.
+
+    Args:
+        file: The settings file, `config.yaml` of a run or `incident.json`.
+        config: The settings in the file.
+        trust: Whether this user trusts the code, whoever wrote the settings.
+        how: Option that sets `trust`.
+
+    Raises:
+        ConfigError: The settings name code, and another user owns or may write the file or its folder.
+    """
+    named = code_named(config)
+    if named is None or trust:
+        return
+    for path in (file.parent, file):
+        if _exposed_to_others(path.stat()):
+            raise ConfigError(
+                f"run: {file} names code outside rlstable, Brax and Playground, {named}, and another user owns {path} "
+                f"or may write it; read that code, then add {how}, or chmod go-w your own folder"
+            )
+
+
+def _exposed_to_others(status: os.stat_result) -> bool:
     """Whether another user owns a file or folder, or may write to it; False on systems without user ids."""
     if not hasattr(os, "getuid"):
         return False

@@ -48,7 +48,7 @@ def default_run_dir(resume: str | None, env_name: str) -> str:
 def _created(folder: str) -> bool:
     """Creates a folder; False if it exists. If it cannot be created, the run that writes to it reports that."""
     try:
-        os.makedirs(folder)
+        os.makedirs(folder, mode=0o755)  # also with umask 002, because the settings may name code
     except OSError:
         return not os.path.isdir(folder)
     return True
@@ -135,7 +135,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         resume = None  # the folder of the copy must be free
     _holds_a_run_to_resume(run_dir, resume, seeds)
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_atomically(run_dir / ".writable", " " * _LEAST_ROOM)
         (run_dir / ".writable").unlink()
         lock = RunLock(run_dir)

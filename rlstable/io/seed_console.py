@@ -12,7 +12,7 @@ _SHARED = frozenset(
     {
         "backend_chosen", "backend_fallback", "compile_cache_unusable", "compiler_options_unknown",
         "configuration_changed", "disk_nearly_full", "environment_unwrapped", "environments_redrawn",
-        "folder_not_remembered", "large_constants", "lock_unsupported", "memory_planned", "memory_tight",
+        "large_constants", "lock_unsupported", "memory_planned", "memory_tight",
         "precision_not_delivered",
         "versions_changed",
     }

@@ -12,7 +12,7 @@ from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.envs.interface import check
 from rlstable.envs.load import load
-from rlstable.io.trusted_folders import require_trust
+from rlstable.io.private_folder import require_trust
 from rlstable.policy import Policy
 from rlstable.policy.saved_run import SavedRun
 

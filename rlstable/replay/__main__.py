@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Replays the step and prints the report."""
     args = _arguments(argv)
     with command.working():
-        from rlstable.io.trusted_folders import require_trust
+        from rlstable.io.private_folder import require_trust
         from rlstable.supervise.incident import read
 
         incident = read(args.incident)
@@ -49,7 +49,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="trust an incident of another user that names Python code; needed once; read that code first",
+        help="run the Python code that another user's incident names; read that code first",
     )
     return parser.parse_args(argv)
 

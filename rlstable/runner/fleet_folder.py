@@ -25,7 +25,6 @@ from rlstable.io.run_folder import (
     write_first_files,
 )
 from rlstable.io.seed_console import SeedConsole
-from rlstable.io.trusted_folders import remember
 from rlstable.report.run_record import last_row
 from rlstable.runner.aggregate import Fields, RowsOfSeeds, fields_of
 from rlstable.runner.finish import finish_files
@@ -219,7 +218,6 @@ class FleetFolder(SingleFolder):
     def _open_files(self, seeds: list[SeedRun]) -> None:
         machine = seeds[0].programs.machine if seeds else None
         write_first_files(self._run_dir, self._config.model_dump(mode="json"), machine)
-        remember(self._run_dir / "config.yaml", self._config)  # if this fails, every seed logs it
         steps = [run.host.logged_step for run in seeds]
         self._step = max(steps, default=0)
         # Some seeds may repeat iterations that are logged already; the repeated rows are the same.

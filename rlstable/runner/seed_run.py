@@ -33,7 +33,6 @@ from rlstable.io.run_folder import (
     read_result,
     write_first_files,
 )
-from rlstable.io.trusted_folders import remember
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.networks import Params
 from rlstable.ppo.normalizer import Statistics
@@ -226,9 +225,6 @@ class SeedRun:
         if lock is not None:
             write_first_files(self.run_dir, config.model_dump(mode="json"), programs.machine)
         self.saving = Saving(config, host, programs, snapshots, self.log, self.checkpoints)
-        trust_error = None if lock is None else remember(self.run_dir / "config.yaml", config)
-        if trust_error is not None:
-            self.event("folder_not_remembered", error=trust_error)
         self.log.start(programs.setup.ppo)
         self.saving.warn_if_disk_nearly_full(self.state)
 

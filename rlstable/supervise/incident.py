@@ -18,7 +18,6 @@ from rlstable.config.guards import QuarantineConfig
 from rlstable.config.renamed import updated
 from rlstable.io.archive import pack, unpack
 from rlstable.io.arrays import copy_out
-from rlstable.io.trusted_folders import remember
 from rlstable.ppo.state import Slot
 from rlstable.supervise.bad_values import find_bad_numbers
 from rlstable.supervise.stop_reasons import command
@@ -138,7 +137,6 @@ class Incidents:
                 facts |= {"device": int(device), "devices": len(slot.record), "num_envs": num_envs}
                 name = f"{iteration}-{self._memory.count + 1}"
                 path = write(self._folder / name, facts, arrays, self._config.supervise.incident.max_mb)
-                remember(path / _FACTS, self._config)
             except Exception as error:
                 self._event("incident_failed", iteration=iteration, error=str(error))
                 break

@@ -1,4 +1,4 @@
-"""Run folders of other users: their code is imported only after this user has agreed to it once."""
+"""Run folders of other users: their code is imported only if this user agrees."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ def stranger(made_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.copytree(made_here, folder)
     (tmp_path / f"{COPY}.py").write_text(CODE)
     name(folder, f"{COPY}:PointMass")
+    for part in (folder, incident(folder)):
+        part.chmod(0o777)  # another user may write it
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     importlib.invalidate_caches()
@@ -98,7 +100,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str] | None], None], Callable[[Path
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_code_of_another_user_is_imported_only_after_trust_was_given_once(
+def test_code_of_another_user_is_imported_only_with_trust(
     command: str, stranger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main, words, agree = COMMANDS[command]
@@ -106,24 +108,11 @@ def test_code_of_another_user_is_imported_only_after_trust_was_given_once(
     assert exit_code(main, *words(stranger)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert f"names code outside rlstable, Brax and Playground, env.name={COPY}:PointMass" in last
-    assert last.endswith(f"read that code, then add {agree} once")
+    assert last.endswith(f"read that code, then add {agree}, or chmod go-w your own folder")
     assert not Path("imported").exists() and sys.path == before
     # `render` imports the environment, then fails because a point mass has no model to draw.
     assert exit_code(main, *words(stranger), agree) == (2 if command == "render" else 0)
     assert Path("imported").exists()
-    assert exit_code(main, *words(stranger)) == (2 if command == "render" else 0)
-    assert "names code" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_changed_settings_of_a_trusted_folder_need_trust_again(command: str, stranger: Path) -> None:
-    main, words, agree = COMMANDS[command]
-    exit_code(main, *words(stranger), agree)
-    Path("imported").unlink()
-    sys.modules.pop(COPY)
-    name(stranger, f"{COPY}:PointMass", {"fault": "reward"})
-    assert exit_code(main, *words(stranger)) == 2
-    assert not Path("imported").exists()
 
 
 STDLIB = ("os:system", {"command": "touch called"})
@@ -133,7 +122,7 @@ OURS = ("rlstable.io.run_folder:write_atomically", {"path": "called", "content":
 @pytest.mark.parametrize(
     ("function", "agreed", "said"),
     [
-        (STDLIB, False, "env.name=os:system, and is not in this user's list"),
+        (STDLIB, False, "env.name=os:system, and another user owns"),
         (STDLIB, True, "is in Python's standard library"),
         (OURS, False, "functions of rlstable are not called"),
         (OURS, True, "functions of rlstable are not called"),
@@ -181,6 +170,8 @@ def test_folder_made_by_the_same_user_needs_no_trust(
     assert exit_code(evaluate, f"run={made_here}", "episodes=2") == 0
     assert exit_code(replay, str(incident(made_here))) == 0
     monkeypatch.chdir(made_here.parent)
+    shutil.copytree(made_here, tmp_path / "copied")
+    assert exit_code(evaluate, f"run={tmp_path / 'copied'}", "episodes=2") == 0
     assert exit_code(resume, f"resume={made_here.name}", "total_steps=192") == 0
     assert exit_code(evaluate, f"run={made_here.name}", "episodes=2") == 0
     assert "trust" not in (made_here / "config.yaml").read_text()

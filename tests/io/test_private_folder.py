@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from toys import tiny_config
 
-from rlstable.io.private_folder import make_private, user_id, writable_by_others
+from rlstable.config import ConfigError
+from rlstable.io.private_folder import code_named, make_private, require_trust, user_id, writable_by_others
 
 
 @pytest.fixture
@@ -83,3 +86,34 @@ def test_every_folder_passes_on_a_system_without_user_ids(folder: Path, monkeypa
     folder.chmod(0o777)
     monkeypatch.delattr(os, "getuid")
     assert writable_by_others(folder) is None and user_id() == 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({}, "env.name=toys:PointMass"),
+        ({"env": {"source": "brax", "name": "ant"}}, None),
+        ({"env": {"name": "brax.envs.ant:Ant"}}, None),
+        ({"env": {"name": "brax.envs.ant:Ant", "randomization_fn": "mine:vary"}}, "env.randomization_fn=mine:vary"),
+        ({"env": {"name": "brax.envs.ant:Ant"}, "compile_cache": "programs"}, "compile_cache=programs"),
+    ],
+)
+def test_code_outside_rlstable_brax_and_playground_is_named(sections: Any, named: str | None) -> None:
+    assert code_named(tiny_config(**sections)) == named
+
+
+@pytest.mark.parametrize("exposed", ["folder", "file", "owner"])
+def test_settings_that_another_user_may_write_need_trust(
+    tmp_path: Path, exposed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.touch(0o644)
+    tmp_path.chmod(0o755)
+    require_trust(file, tiny_config(), trust=False)
+    if exposed == "owner":
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+    else:
+        (tmp_path if exposed == "folder" else file).chmod(0o775)
+    with pytest.raises(ConfigError, match=rf"^run: {file} names code .*, env\.name=toys:PointMass, and another user"):
+        require_trust(file, tiny_config(), trust=False)
+    require_trust(file, tiny_config(), trust=True)
