@@ -61,13 +61,14 @@ def write(options: ExportOptions) -> list[dict[str, Any]]:
     """
     from rlstable.export.formats import write_onnx, write_stablehlo
     from rlstable.export.function import policy_function
+    from rlstable.io.files import subfolder
     from rlstable.policy.saved_run import open_run
 
     run = open_run(options.run, options.which)
     command.note(f"exporting the policy of the {run.checkpoint}")
     function = policy_function(run)
-    folder = options.out or options.run / "export"
     written = []
+    folder = options.out or subfolder(options.run, "export")
     folder.mkdir(parents=True, exist_ok=True)
     if options.format in ("both", "stablehlo"):
         written.append(write_stablehlo(function, folder / "policy.stablehlo"))

@@ -15,7 +15,7 @@ from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.export.function import ACTION, OBSERVATION, PolicyFunction
 from rlstable.export.graph import UnsupportedOperation, to_onnx
-from rlstable.io.run_folder import write_atomically
+from rlstable.io.files import write_atomically
 
 # Largest allowed difference of an action element, relative to the largest action or 1: the order of sums in float32
 # explains it.

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlstable import __version__
 from rlstable.config import ConfigError
+from rlstable.io.files import read, read_json
 from rlstable.io.manifest import json_checksum
 
 
@@ -39,7 +40,7 @@ def unpack(facts: Path, arrays: Path, newest: int) -> tuple[dict[str, Any], dict
     """
     folder = facts.parent
     try:
-        data = json.loads(facts.read_text())
+        data = read_json(facts)
         body = {name: value for name, value in data.items() if name != "checksum"}
         if data.get("checksum") != json_checksum(body):
             raise ValueError(f"the checksum of {facts.name} is wrong")
@@ -48,14 +49,14 @@ def unpack(facts: Path, arrays: Path, newest: int) -> tuple[dict[str, Any], dict
                 f"{folder}: has incident format {body['format']}, which rlstable {__version__} cannot read; "
                 f"update rlstable to {body['versions']['rlstable']}"
             )
-        npz = arrays.read_bytes()
+        npz = read(arrays)
         if zlib.crc32(npz) != body["arrays"]:
             raise ValueError(f"the checksum of {arrays.name} is wrong")
         with np.load(io.BytesIO(npz), allow_pickle=False) as loaded:
             return body, dict(loaded)
     except (FileNotFoundError, ConfigError):
         raise
-    except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, MemoryError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error
     except ValueError as error:
         raise ConfigError(f"{folder}: is damaged or was edited ({error}); use another copy") from error

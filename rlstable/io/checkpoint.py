@@ -35,7 +35,7 @@ from rlstable.io.checkpoint_folder import (
     thin,
     unfinished_size,
 )
-from rlstable.io.errors import one_line
+from rlstable.io.files import one_line, subfolder
 from rlstable.io.manifest import Damaged
 from rlstable.io.retry import Retry
 from rlstable.io.run_folder import steps_in
@@ -150,7 +150,7 @@ class Checkpoints:
             reported as an event.
         """
         self.wait()
-        make = functools.partial(items_of, state, policy, host)
+        make = functools.partial(items_of, iteration, state, policy, host)
         return self._write(_Save(iteration, finite(score), make), self._config.asynchronous)
 
     def latest(self) -> int | None:
@@ -261,7 +261,7 @@ class Checkpoints:
         """The orbax manager, opened at first use; None if the folder does not exist and `create` is False."""
         if self._manager is None:
             if create:
-                self.directory.mkdir(parents=True, exist_ok=True)
+                subfolder(self.directory.parent, self.directory.name)
             elif not self.directory.is_dir():
                 return None
             settle(self.directory)
@@ -352,7 +352,7 @@ class Checkpoints:
                 manager.close()
         if not self._in_place():
             return
-        with contextlib.suppress(OSError):  # retried at the next opening
+        with contextlib.suppress(OSError, ConfigError):  # retried at the next opening
             remove_unfinished(self.directory)
             settle(self.directory)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
+from rlstable.io.files import below
+from rlstable.io.manifest import Damaged
 from rlstable.io.run_folder import ASIDE, steps_in
 from rlstable.io.space import dispensable, enough, size_of
 
@@ -62,11 +66,37 @@ def unfinished_size(directory: Path) -> int:
     return sum(map(size_of, directory.glob(f"*{_TEMPORARY}*")))
 
 
+def require_no_links(directory: Path) -> None:
+    """Checks that neither the folder of all checkpoints nor an entry of it is a symbolic link.
+
+    Raises:
+        ConfigError: One of them is.
+    """
+    below(directory.parent, directory.name)
+    if directory.is_dir():
+        for entry in directory.iterdir():
+            below(directory, entry.name)
+
+
+def require_regular_files(checkpoint: Path) -> None:
+    """Checks that a checkpoint has only folders and regular files: a link leads out of it, and a pipe has no end.
+
+    Raises:
+        Damaged: It has another file.
+    """
+    for parent, folders, files in os.walk(checkpoint):
+        for name in (*folders, *files):
+            mode = os.lstat(os.path.join(parent, name)).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise Damaged(f"{name} is not a regular file")
+
+
 def remove_unfinished(directory: Path) -> None:
     """Deletes the files of failed saves. Must not run during a save.
 
     TensorStore keeps writing for a moment after its first error, so this function tries several times.
     """
+    require_no_links(directory)
     for _ in range(_ATTEMPTS):
         unfinished = list(directory.glob(f"*{_TEMPORARY}*"))
         if not unfinished:
@@ -81,6 +111,7 @@ def settle(directory: Path) -> None:
 
     A folder that cannot be deleted is harmless; the next call tries again.
     """
+    require_no_links(directory)
     shutil.rmtree(directory / RETIRED, ignore_errors=True)
     for aside in directory.glob(f"*{ASIDE}*"):
         step, by = aside.name.split(ASIDE)

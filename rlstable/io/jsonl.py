@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from rlstable.io.files import open_file, parse_json
+
 
 class JsonLines:
     """Writes `metrics.jsonl` and `events.jsonl`: strict JSON, one object per line, written when a call returns.
@@ -55,16 +57,15 @@ class _LineFile:
 
     def __init__(self, path: Path, last_step: int | None):
         self._path = path.absolute()  # the user may change the working directory
-        self._file = self._path.open("ab+", buffering=0)
+        self._file = os.fdopen(open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab+", buffering=0)
         self._closed_in_place = True
-        with self._path.open("rb") as source:
+        with os.fdopen(open_file(self._path, os.O_RDONLY), "rb") as lines:
             kept = 0
-            for line in source:
+            for line in lines:
                 if not line.endswith(b"\n") or (last_step is not None and _step(line) > last_step):
                     break
                 kept += len(line)
-        if kept < self._path.stat().st_size:
-            self._file.truncate(kept)
+        self._file.truncate(kept)
 
     @property
     def in_place(self) -> bool:
@@ -97,7 +98,7 @@ class _LineFile:
 def _step(line: bytes) -> float:
     """The step of a line; minus infinity for a damaged line."""
     try:
-        step = json.loads(line)["step"]
+        step = parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):
         return -math.inf
     return step if isinstance(step, int | float) else -math.inf

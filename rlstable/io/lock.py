@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 
 from rlstable.config import ConfigError
+from rlstable.io.files import open_file, parse_json
 
 LOCK_FILE = ".lock"
 
@@ -35,7 +36,7 @@ class RunLock:
         self._file: int | None = None
         self.unsupported: str | None = None
         while self._file is None and self.unsupported is None:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = open_file(self._path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 valid = self._is_in_place(file)
@@ -85,7 +86,7 @@ def _write(file: int) -> None:
 
 def _read(file: int) -> str:
     try:
-        holder = json.loads(os.pread(file, 4096, 0))
+        holder = parse_json(os.pread(file, 4096, 0))
         return f"process {holder['pid']} on {holder['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

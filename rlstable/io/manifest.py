@@ -7,6 +7,7 @@ for damage.
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from rlstable import __version__
 from rlstable.config import ConfigError
 from rlstable.io.arrays import Leaf
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Damaged(Exception):
@@ -27,22 +28,27 @@ class Manifest(NamedTuple):
     """The manifest of one checkpoint.
 
     Attributes:
+        iteration: Number of the checkpoint.
         state: The arrays of the training state.
         policy: The arrays of the policy.
         host: Checksum of the host data.
         score: Score of the policy; None without a score.
     """
 
+    iteration: int
     state: list[Leaf]
     policy: list[Leaf]
     host: int
     score: float | None
 
 
-def to_json(state: list[Leaf], policy: list[Leaf], host: Mapping[str, Any], score: float | None) -> dict[str, Any]:
+def to_json(
+    iteration: int, state: list[Leaf], policy: list[Leaf], host: Mapping[str, Any], score: float | None
+) -> dict[str, Any]:
     """The manifest of a new checkpoint, as JSON data.
 
     Args:
+        iteration: Number of the checkpoint.
         state: The arrays of the training state, with checksums.
         policy: The arrays of the policy, with checksums.
         host: The host data.
@@ -51,6 +57,7 @@ def to_json(state: list[Leaf], policy: list[Leaf], host: Mapping[str, Any], scor
     body = {
         "format": FORMAT,
         "rlstable": __version__,
+        "iteration": iteration,
         "state": [[list(leaf.keys), leaf.dtype, list(leaf.shape), leaf.checksum] for leaf in state],
         "policy": [[list(leaf.keys), leaf.dtype, list(leaf.shape), leaf.checksum] for leaf in policy],
         "host": json_checksum(host),
@@ -64,7 +71,7 @@ def from_json(data: Any, folder: Path) -> Manifest:
 
     Args:
         data: The JSON data.
-        folder: Folder of the checkpoint, for messages.
+        folder: Folder of the checkpoint, whose name is the iteration.
 
     Raises:
         Damaged: The manifest is damaged.
@@ -80,11 +87,16 @@ def from_json(data: Any, folder: Path) -> Manifest:
             f"{folder}: saved by rlstable {body['rlstable']} in checkpoint format {body['format']}, but rlstable "
             f"{__version__} reads only format {FORMAT}; use rlstable {body['rlstable']}"
         )
+    if body["iteration"] != int(folder.name):
+        raise Damaged(f"it is checkpoint {body['iteration']} under another number")
+    score = body["score"]
+    if score is not None and not (isinstance(score, float | int) and math.isfinite(score)):
+        raise Damaged("the score is not a number")
     leaves = {
         item: [Leaf(tuple(keys), dtype, tuple(shape), checksum) for keys, dtype, shape, checksum in body[item]]
         for item in ("state", "policy")
     }
-    return Manifest(**leaves, host=body["host"], score=body["score"])
+    return Manifest(body["iteration"], **leaves, host=body["host"], score=score)
 
 
 def json_checksum(data: Any) -> int:

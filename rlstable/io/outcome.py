@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+_MOST = 1e300
 
 
 class Outcome(NamedTuple):
@@ -87,7 +88,8 @@ def outcome_of(result: Mapping[str, Any] | None) -> Outcome:
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    # Also of an integer that has no float.
+    return float(value) if isinstance(value, int | float) and -_MOST < value < _MOST else None
 
 
 def _whole(value: Any) -> int | None:

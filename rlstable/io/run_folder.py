@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from rlstable.config import ConfigError
 from rlstable.config.renamed import updated
 from rlstable.config.schema import expand_home, first_line
+from rlstable.io.files import below, read_json, read_yaml, write_atomically
 from rlstable.io.lock import LOCK_FILE, RunLock
 from rlstable.io.outcome import outcome_of
 
@@ -77,13 +77,13 @@ def _changed(file: Path) -> float:
 
 def seed_folder(run_dir: Path, seed: int) -> Path:
     """The folder of one seed inside the run folder of several seeds."""
-    return run_dir / f"{_SEED}{seed}"
+    return below(run_dir, f"{_SEED}{seed}")
 
 
 def seed_folders(run_dir: Path) -> list[Path]:
     """The existing seed folders, sorted by seed."""
-    folders = [path for path in run_dir.glob(f"{_SEED}*") if path.name.removeprefix(_SEED).isdigit()]
-    return sorted(folders, key=seed_of)
+    folders = [path for path in run_dir.glob(f"{_SEED}*") if re.fullmatch("[0-9]{1,18}", path.name.removeprefix(_SEED))]
+    return sorted((path for path in folders if not path.is_symlink()), key=seed_of)
 
 
 def seed_of(folder: Path) -> int:
@@ -170,7 +170,7 @@ def _copy(original: Path, run_dir: Path) -> None:
     """
     unfinished = shutil.ignore_patterns(LOCK_FILE, _RESERVE, "*.part", "*.orbax-checkpoint-tmp*")
     try:
-        shutil.copytree(original, run_dir, ignore=unfinished, dirs_exist_ok=True)
+        shutil.copytree(original, run_dir, symlinks=True, ignore=unfinished, dirs_exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"resume: cannot copy {original} to {run_dir}: {first_line(error)}; delete {run_dir} before you try again"
@@ -232,7 +232,7 @@ def steps_in(directory: Path) -> list[int]:
     """
     if not directory.is_dir():
         return []
-    entries = [entry for entry in directory.iterdir() if re.fullmatch("[0-9]+", entry.name) and entry.is_dir()]
+    entries = [entry for entry in directory.iterdir() if re.fullmatch("[0-9]{1,18}", entry.name) and entry.is_dir()]
     return sorted(int(entry.name) for entry in entries)
 
 
@@ -251,7 +251,7 @@ def write_first_files(run_dir: Path, config: Mapping[str, Any], machine: Mapping
     """
     write_config(run_dir, config)
     with contextlib.suppress(OSError):  # training does not need the reserve
-        (run_dir / _RESERVE).write_bytes(os.urandom(_RESERVED))
+        write_atomically(run_dir / _RESERVE, os.urandom(_RESERVED))
     if machine is not None:
         write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
 
@@ -282,7 +282,7 @@ def forget_result(run_dir: Path) -> None:
 def read_result(run_dir: Path) -> dict[str, Any] | None:
     """The content of `result.json`; None if the file is missing or damaged."""
     try:
-        result = json.loads((run_dir / _RESULT).read_text())
+        result = read_json(run_dir / _RESULT)
     except (OSError, ValueError):
         return None
     return result if isinstance(result, dict) else None
@@ -291,7 +291,7 @@ def read_result(run_dir: Path) -> dict[str, Any] | None:
 def read_overrides(run_dir: Path) -> tuple[str, ...] | None:
     """The overrides of a sweep's job; None if the file is missing or damaged."""
     try:
-        overrides = json.loads((run_dir / _OVERRIDES).read_text())
+        overrides = read_json(run_dir / _OVERRIDES)
     except (OSError, ValueError):
         return None
     return tuple(map(str, overrides)) if isinstance(overrides, list) else None
@@ -311,27 +311,15 @@ def read_settings(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not folder.is_dir():
         raise ConfigError(f"run: the folder {folder} does not exist; runs are in runs/<env>/<time>")
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"run: {folder} is not a run folder, it has no config.yaml; runs are in runs/<env>/<time>")
     try:
-        data = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:  # several YAML libraries and the disk raise different errors
-        raise ConfigError(f"run: {path} cannot be read: {str(error).splitlines()[0]}") from error
+        data = read_yaml(path)
+    except OSError as error:
+        raise ConfigError(f"run: {path} cannot be read: {error.strerror or error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"run: {path} holds no configuration; give another run folder")
     return updated({str(key): value for key, value in data.items()})
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(part, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
 
 
 def _yaml(config: Mapping[str, Any]) -> str:

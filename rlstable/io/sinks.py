@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.run import WandbConfig
-from rlstable.io.errors import one_line
+from rlstable.io.files import one_line, subfolder
 from rlstable.io.jsonl import JsonLines, to_json
 
 __all__ = ["JsonLines", "Metrics", "Sink", "Sinks", "TensorBoard", "Wandb"]
@@ -149,7 +149,7 @@ class TensorBoard:
                 "or set logging.tensorboard=false"
             ) from error
         purge = None if resume_step is None else int(resume_step) + 1
-        self._writer = SummaryWriter(str(Path(run_dir) / "tensorboard"), flush_secs=10, purge_step=purge)
+        self._writer = SummaryWriter(str(subfolder(Path(run_dir), "tensorboard")), flush_secs=10, purge_step=purge)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Writes the metrics that have a finite value."""
@@ -252,7 +252,7 @@ def _start_wandb(
 ) -> Any:
     import wandb
 
-    run_dir.mkdir(parents=True, exist_ok=True)
+    subfolder(run_dir, "wandb")
     settings: dict[str, Any] = {"init_timeout": timeout, "silent": True, "console": "off"}
     if "finish_timeout" in getattr(wandb.Settings, "model_fields", ()):  # not in every supported version
         settings["finish_timeout"] = timeout

@@ -16,8 +16,8 @@ from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
 from rlstable.io import manifest as manifests
 from rlstable.io.arrays import Leaf, PyTree, checksum, copy_out
-from rlstable.io.checkpoint_folder import RETIRED
-from rlstable.io.errors import one_line
+from rlstable.io.checkpoint_folder import RETIRED, require_regular_files
+from rlstable.io.files import one_line
 from rlstable.io.manifest import Damaged, Manifest
 from rlstable.io.orbax_logging import silence_orbax
 
@@ -111,7 +111,9 @@ def ranked(scores: Mapping[int, float | None], steps: Iterable[int]) -> list[int
     return [step for _, step in sorted(known, reverse=True)]
 
 
-def items_of(state: PyTree, policy: Mapping[str, Any], host: Mapping[str, Any], score: float | None) -> Any:
+def items_of(
+    iteration: int, state: PyTree, policy: Mapping[str, Any], host: Mapping[str, Any], score: float | None
+) -> Any:
     """The items of one checkpoint for orbax, copied to host memory."""
     import orbax.checkpoint as ocp
 
@@ -123,7 +125,7 @@ def items_of(state: PyTree, policy: Mapping[str, Any], host: Mapping[str, Any], 
             items[name] = ocp.args.StandardSave(filled)
     # A copy, because orbax serialises the dict in the background.
     host_copy = json.loads(json.dumps(host, default=_to_number))
-    manifest = manifests.to_json(**leaves, host=host_copy, score=score)
+    manifest = manifests.to_json(iteration, **leaves, host=host_copy, score=score)
     return ocp.args.Composite(host=ocp.args.JsonSave(host_copy), manifest=ocp.args.JsonSave(manifest), **items)
 
 
@@ -142,6 +144,8 @@ def read_json(manager: Any, folder: Path, step: int) -> tuple[dict[str, Any], Ma
     """
     manifest = _read_manifest(manager, folder, step)  # first, because the other items depend on the format
     host = _read_json(manager, step, "host")
+    if not isinstance(host, dict):
+        raise Damaged("the host data is not a JSON object")
     if manifests.json_checksum(host) != manifest.host:
         raise Damaged("the checksum of the host data is wrong")
     return host, manifest
@@ -178,6 +182,7 @@ def read_scores(manager: Any, folder: Path, steps: Iterable[int]) -> dict[int, f
 
 def _read_manifest(manager: Any, folder: Path, step: int) -> Manifest:
     with _reading():
+        require_regular_files(folder / str(step))
         return manifests.from_json(_read_json(manager, step, "manifest"), folder / str(step))
 
 
@@ -193,7 +198,7 @@ def _reading() -> Iterator[None]:
     """Context manager that converts the errors of reading a damaged checkpoint to `Damaged`."""
     try:
         yield
-    except (ConfigError, Damaged, MemoryError):
+    except (ConfigError, Damaged):
         raise
     except Exception as error:
         raise Damaged(one_line(error)) from error

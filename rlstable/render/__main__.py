@@ -69,7 +69,7 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
         ConfigError: As for `record` and `write_film`.
         OSError: The folder cannot be written.
     """
-    from rlstable.io.run_folder import write_atomically
+    from rlstable.io.files import subfolder, write_atomically
     from rlstable.policy.saved_run import open_run
 
     run = open_run(options.run, options.which, options.trust)
@@ -83,7 +83,7 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
 
     command.note(f"playing {options.episodes:,} episodes of the {run.checkpoint}; compilation takes a while")
     recorded = record(run, options.episodes, options.deterministic, options.backend, options.seed)
-    folder = options.out or options.run / "episodes"
+    folder = options.out or subfolder(options.run, "episodes")
     about = [
         {"episode": one.name, "return": one.total, "steps": len(one.rewards), "aborted": one.aborted}
         for one in recorded.recordings

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
-from rlstable.io.run_folder import write_atomically
+from rlstable.io.files import write_atomically
 from rlstable.render.recording import RecordedEpisodes, Recording
 
 _LEAST_SECONDS, _SECONDS_PER_SECOND = 300.0, 300.0  # a process that draws longer counts as hanging

@@ -100,7 +100,7 @@ def write(options: ReportOptions) -> Path:
         ConfigError: A folder holds no run.
         OSError: The file cannot be written.
     """
-    from rlstable.io.run_folder import write_atomically
+    from rlstable.io.files import write_atomically
     from rlstable.report.page import page
     from rlstable.report.run_record import read_records
     from rlstable.report.sweep import read_sweep

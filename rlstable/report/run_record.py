@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.schema import expand_home
+from rlstable.io.files import parse_json, read, read_json
 from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.io.run_folder import read_result, read_settings, seed_folders
 
@@ -111,8 +111,8 @@ def read_record(folder: str | Path) -> RunRecord:
     settings = flat(read_settings(folder))
     (rows, torn_rows), (events, torn_events) = (_lines(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
     try:
-        machine = json.loads((folder / "machine.json").read_text())
-    except (OSError, ValueError, RecursionError):
+        machine = read_json(folder / "machine.json")
+    except (OSError, ValueError):
         machine = {}
     machine = machine if isinstance(machine, dict) else {}
     return RunRecord(folder, settings, rows, events, read_result(folder), machine, torn_rows + torn_events)
@@ -155,7 +155,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     The last line of a killed run can be torn. A line with an impossible step or time is unreadable, too.
     """
     try:
-        text = path.read_text(errors="replace")
+        text = read(path).decode(errors="replace")
     except FileNotFoundError:
         return [], 0
     except OSError as error:
@@ -163,8 +163,8 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     rows, torn = [], 0
     for line in text.splitlines():
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             row = None
         if isinstance(row, dict) and all(
             is_number(x := row.get(key, 0), most) and x >= 0 for key, most in _LAST.items()

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.io.console import Console
+from rlstable.io.files import write_atomically
 from rlstable.io.run_folder import (
     best_seed,
     free_reserve,
     has_checkpoint,
     seed_folder,
     seed_folders,
-    write_atomically,
     write_result,
 )
 from rlstable.report.page import page

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlstable.io.run_folder import write_atomically
+from rlstable.io.files import write_atomically
 from rlstable.io.sinks import Metrics
 from rlstable.report.page import page
 from rlstable.report.run_record import read_records

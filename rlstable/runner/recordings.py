@@ -8,8 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rlstable.io.errors import one_line
-from rlstable.io.run_folder import write_atomically
+from rlstable.io.files import one_line, subfolder, write_atomically
 from rlstable.policy.evaluator import PolicySnapshot
 from rlstable.render.film import write_film
 from rlstable.render.page import page
@@ -82,8 +81,7 @@ class Recordings:
     def _write_page(self, run: SeedRun, recorded: RecordedEpisodes, path: Path) -> None:
         with self._reporting(run):
             if run.log.logbook.in_place:
-                path.parent.mkdir(exist_ok=True)
-                write_atomically(path, page(recorded))
+                write_atomically(subfolder(run.run_dir, path.parent.name) / path.name, page(recorded))
 
     @contextlib.contextmanager
     def _reporting(self, run: SeedRun) -> Iterator[None]:
@@ -126,7 +124,7 @@ class FilmQueue:
         try:
             if self._ended or not run.log.logbook.in_place:
                 return None
-            path.parent.mkdir(exist_ok=True)
+            subfolder(run.run_dir, path.parent.name)
             write_film(recorded, recorded.recordings[0], path, _WIDTH, _HEIGHT)
         except Exception as error:
             self._ended = True

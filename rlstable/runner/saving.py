@@ -19,7 +19,7 @@ from rlstable import __version__
 from rlstable.config import Config
 from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.errors import one_line
+from rlstable.io.files import one_line
 from rlstable.io.space import free_bytes, is_full, size_of
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState

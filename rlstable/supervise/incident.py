@@ -18,6 +18,7 @@ from rlstable.config.guards import QuarantineConfig
 from rlstable.config.renamed import updated
 from rlstable.io.archive import pack, unpack
 from rlstable.io.arrays import copy_out
+from rlstable.io.files import subfolder, write_atomically
 from rlstable.ppo.state import Slot
 from rlstable.supervise.bad_values import find_bad_numbers
 from rlstable.supervise.stop_reasons import command
@@ -136,7 +137,12 @@ class Incidents:
                 facts |= {"iteration": iteration, "lost_iterations": at - iteration, "precision": dict(level)}
                 facts |= {"device": int(device), "devices": len(slot.record), "num_envs": num_envs}
                 name = f"{iteration}-{self._memory.count + 1}"
-                path = write(self._folder / name, facts, arrays, self._config.supervise.incident.max_mb)
+                path = write(
+                    self._folder / name,
+                    facts,
+                    arrays,
+                    self._config.supervise.incident.max_mb,
+                )
             except Exception as error:
                 self._event("incident_failed", iteration=iteration, error=str(error))
                 break
@@ -206,12 +212,12 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
     arrays, left_out = _within(arrays, max_mb)
     body = {"format": FORMAT, "replay": f"{command('replay', folder)}", **facts, "left_out": left_out}
     text, packed = pack(body, arrays)
-    part = folder.with_name(f".{folder.name}.part")
+    part = subfolder(folder.parent.parent, folder.parent.name) / f".{folder.name}.part"
     try:
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        (part / _ARRAYS).write_bytes(packed)
-        (part / _FACTS).write_text(text)
+        part.mkdir(mode=0o755, parents=True)
+        write_atomically(part / _ARRAYS, packed)
+        write_atomically(part / _FACTS, text)
         os.replace(part, folder)
     except OSError:
         with contextlib.suppress(OSError):

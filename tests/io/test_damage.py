@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import pickletools
 import re
@@ -230,7 +231,7 @@ def test_checkpoint_of_another_configuration_is_not_marked_as_damaged(run):
     "edit",
     [
         lambda data: data["host"].update(i=4),
-        lambda data: data["manifest"].update(format=2),
+        lambda data: data["manifest"].update(format=3),
         lambda data: data["manifest"].pop("checksum"),
         lambda data: data["manifest"]["state"].pop(),
         lambda data: data["manifest"]["state"][0].__setitem__(0, ["y"]),
@@ -256,6 +257,42 @@ def test_array_of_another_checkpoint_is_noticed(run):
     with Checkpoints(run, SYNC, lambda _, fields: events.append(fields["error"])) as checkpoints:
         assert checkpoints.restore(TEMPLATE)[1] == {"i": 2}
     assert events == ["the checksum of the array noise of state is wrong"]
+
+
+def test_checkpoint_under_another_number_is_noticed(run):
+    (run / "checkpoints/3").rename(run / "checkpoints/7")
+    events: list[str] = []
+    with Checkpoints(run, SYNC, lambda _, fields: events.append(fields["error"])) as checkpoints:
+        assert checkpoints.restore(TEMPLATE)[1] == {"i": 2}
+    assert events == ["it is checkpoint 3 under another number"]
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, lambda path: path.symlink_to("/etc/hostname")], ids=["pipe", "link"])
+@pytest.mark.parametrize("name", ["host/metadata", "state/manifest.ocdbt", "another"])
+def test_pipe_or_link_in_a_checkpoint_is_damage(run, plant, name):
+    path = run / "checkpoints/3" / name
+    path.unlink(missing_ok=True)
+    plant(path)
+    with Checkpoints(run, SYNC) as checkpoints:
+        assert checkpoints.restore(TEMPLATE)[1] == {"i": 2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest["policy"][0].__setitem__(2, [10**7, 10**7]),
+        lambda manifest: manifest.update(score="high"),
+        lambda manifest: manifest.update(policy="[" * 10**5),
+    ],
+)
+def test_manifest_with_a_valid_checksum_and_impossible_values_is_damage(run, change):
+    path = run / "checkpoints/2/manifest/metadata"
+    manifest = json.loads(path.read_text())
+    del manifest["checksum"]
+    change(manifest)
+    path.write_text(json.dumps({**manifest, "checksum": manifests.json_checksum(manifest)}))
+    with pytest.warns(RuntimeWarning, match="checkpoints/2 is damaged"):
+        assert restore_policy(run)[1] == {"i": 3}
 
 
 def test_checkpoint_with_a_damaged_score_is_kept(run):
@@ -304,14 +341,14 @@ def test_checkpoint_deleted_while_it_is_read_is_not_damaged(run, monkeypatch):
 
 def test_checkpoint_of_another_format_is_an_error_that_says_what_to_do(run, monkeypatch):
     with monkeypatch.context() as newer:
-        newer.setattr(manifests, "FORMAT", 2)
+        newer.setattr(manifests, "FORMAT", 3)
         newer.setattr(manifests, "__version__", "7.8.9")
         with Checkpoints(run, SYNC) as checkpoints:
             assert checkpoints.save(4, state_of(4), snapshot_of(4), {"i": 4})
     shutil.rmtree(run / "checkpoints/4/host")  # another format may hold other items
     message = (
-        rf"^{run}/checkpoints/4: saved by rlstable 7\.8\.9 in checkpoint format 2, but rlstable "
-        rf"{re.escape(manifests.__version__)} reads only format 1; use rlstable 7\.8\.9$"
+        rf"^{run}/checkpoints/4: saved by rlstable 7\.8\.9 in checkpoint format 3, but rlstable "
+        rf"{re.escape(manifests.__version__)} reads only format 2; use rlstable 7\.8\.9$"
     )
     with Checkpoints(run, SYNC) as checkpoints:
         with pytest.raises(ConfigError, match=message):
