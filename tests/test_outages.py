@@ -17,7 +17,7 @@ from toys import tiny_config
 
 from rlstable.config import Config
 from rlstable.io.run_folder import read_result, steps_in
-from rlstable.io.sinks import Wandb
+from rlstable.io.services import Wandb
 from rlstable.policy import load_policy
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason

@@ -1,19 +1,25 @@
-"""The console of a run: prints progress, events and the summary."""
+"""The console of a run: a live display on a terminal, plain lines elsewhere, or no output."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import math
 import re
+import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
-from rlstable.io.progress_reminder import ProgressReminder
-from rlstable.io.screens import Progress, open_screen
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
 
-_SAMPLES = 50  # rows over which the pace is measured
+from rlstable.io.progress import Progress, Reminder
+
 _TRIPS = re.compile(r"guards/[^/]+/trips")
 # Events that are not trouble; their lines have no exclamation mark.
 _GOOD_EVENTS = frozenset(
@@ -21,6 +27,16 @@ _GOOD_EVENTS = frozenset(
         "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn",
         "backend_chosen", "compiler_options_unknown", "seed_ended", "best_confirmed", "episode_recorded",
         "sign_recovered",
+    }
+)  # fmt: skip
+# Events that are the same for all seeds are shown once.
+_SHARED = frozenset(
+    {
+        "backend_chosen", "backend_fallback", "compile_cache_unusable", "compiler_options_unknown",
+        "configuration_changed", "disk_nearly_full", "environment_unwrapped", "environments_redrawn",
+        "large_constants", "lock_unsupported", "memory_planned", "memory_tight",
+        "precision_not_delivered",
+        "versions_changed",
     }
 )  # fmt: skip
 # Metrics of a verbose line: name and format by key.
@@ -43,17 +59,17 @@ _LEARNING = {
 
 
 class Console:
-    """The sink that prints on the console.
+    """Prints progress, events and the summary of a run.
+
+    If a pipe or terminal is closed, the run continues and nothing more is shown.
 
     Attributes:
         working: `with working(what, expected):` prints "still running" lines during long work.
 
-    `with busy(what):` does the same and shows the work on a terminal, in place of the progress bar.
-
     Args:
         mode: `auto` shows a live display on a terminal and plain lines elsewhere.
         total_steps: Environment steps of the whole run.
-        title: Name of the run, usually its environment.
+        title: Name of the run, usually its environment; printed once, above everything else.
         interval: Seconds between two plain lines; an evaluation always gets a line. Trips of one guard within the
             interval are summed up in one line.
         verbose: Whether every row adds a line with losses and other learning metrics.
@@ -76,42 +92,42 @@ class Console:
         terminal: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ):
+        self._terminal, self._live = _open_terminal(mode, stream, terminal)
         self._progress = Progress(total=int(total_steps))
+        self._title = title
         self._interval = interval
         self._verbose = verbose
         self._clock = clock
-        self.working = ProgressReminder(patience, self.message, clock).working
-        self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
-        self._step = 0
+        self.working = Reminder(patience, self.message, clock).working
         self._trips: dict[str, int] = {}
         self._pending_trips: dict[str, Counter[str]] = {}
-        self._printed_at: dict[str, float] = {}
-        self._screen = open_screen(mode, title, interval, stream, terminal, clock)
+        self._printed_at: dict[str, float] = {}  # seconds, by guard
+        self._last_line = -math.inf
+        self._bar: Bar | None = None
+        self._spinner: Bar | None = None
+        if self._live:
+            atexit.register(self.close)  # a crash must not leave the terminal without its cursor
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
         """Shows progress and return."""
         now = self._progress
-        now.step = self._step = int(step)
-        now.sps = metrics.get("training/sps", now.sps)
-        now.pace = self._pace()
-        if "eval/episode_reward" in metrics:
-            now.evaluated_at = now.step
-            now.episode_return = metrics["eval/episode_reward"]
-            now.length = metrics.get("eval/avg_episode_length")
-            now.aborted = metrics.get("eval/aborted_share")
-        elif now.evaluated_at is None:
-            now.episode_return = metrics.get("episode/sum_reward", now.episode_return)
+        now.add(int(step), metrics, self._clock())
         self._trips |= {key: int(value or 0) for key, value in metrics.items() if _TRIPS.fullmatch(key)}
         now.trips = sum(self._trips.values())
         self._print_trips()
         evaluation = any(key.startswith("eval/") for key in metrics)
-        self._try(lambda: self._screen.show(now, evaluation))
-        if self._verbose:
-            self._try(lambda: self._screen.line(describe_learning(self._step, metrics), "dim"))
+        with self._showing():
+            if self._live:
+                self._move_bar()
+            if evaluation or (not self._live and self._clock() - self._last_line >= self._interval):
+                self._last_line = self._clock()
+                self._line(now.line(evaluation), "cyan")
+            if self._verbose:
+                self._line(describe_learning(now.step, metrics), "dim")
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Prints one line for one event."""
-        self._step = int(step)
+        self._progress.step = int(step)
         if kind == "stopped":
             return  # the summary reports it
         if kind == "guard_tripped" and "guard" in fields:
@@ -121,64 +137,66 @@ class Console:
         else:
             self._print_event(kind in _GOOD_EVENTS or fields.get("how") == "typed", describe_event(kind, fields))
 
-    def _pace(self) -> float | None:
-        """Seconds per environment step over the latest rows; None before the second row and after a rollback."""
-        if self._samples and self._step <= self._samples[-1][1]:
-            self._samples.clear()
-        self._samples.append((self._clock(), self._step))
-        (started, first), (ended, last) = self._samples[0], self._samples[-1]
-        return (ended - started) / (last - first) if ended > started else None
-
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """Context manager: shows on a terminal that something other than training takes time."""
-        self._try(lambda: self._screen.spin(what))
+        """Context manager: `working`, and on a terminal a spinner in place of the progress bar."""
+        with self._showing():
+            self._spin(what)
         try:
             with self.working(what):
                 yield
         finally:
-            self._try(lambda: self._screen.close())
-
-    def header(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Prints a table of names and values when a run starts."""
-        self._try(lambda: self._screen.table(rows))
+            self._end_display()
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
         """Context manager: shows that a program compiles, and then how long it took."""
         started = self._clock()
-        self._try(lambda: self._screen.begin(f"compiling {name}"))
+        with self._showing():
+            if self._live:
+                self._spin(f"compiling {name}")
+            else:
+                self._line(f"compiling {name} ...")
         outcome = f"failed to compile {name} after"
         try:
             with self.working(f"compiling {name}"):
                 yield
             outcome = f"compiled {name} in"
         finally:
-            took = self._clock() - started
-            self._try(lambda: self._screen.end(f"{outcome} {took:.1f} s"))
+            self._end_display()
+            with self._showing():
+                self._line(f"{outcome} {self._clock() - started:.1f} s", "dim")
 
     def message(self, text: str) -> None:
         """Prints a line."""
-        self._try(lambda: self._screen.line(text, None))
+        with self._showing():
+            self._line(text)
+
+    def header(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Prints a table of names and values. Long commands are not wrapped, so that they can be copied."""
+        width = max((len(name) for name, _ in rows), default=0)
+        with self._showing():
+            for name, value in rows:
+                self._print(Text.assemble((f"  {name:<{width}}  ", "bold"), value))
 
     def summary(self, rows: Sequence[tuple[str, str]]) -> None:
         """Prints a table of names and values, and ends the live display."""
         self.close()
-        self._try(lambda: self._screen.table(rows))
+        self.header(rows)
 
     def close(self) -> None:
         """Prints pending trips and ends the live display; may be called again."""
         self._print_trips(force=True)
-        self._try(lambda: self._screen.close())
+        self._end_display()
 
     def _print_event(self, good: bool, text: str) -> None:
-        line = f"{'-' if good else '!'} step {self._step:,}  {text}"
-        self._try(lambda: self._screen.line(line, None if good else "yellow"))
+        with self._showing():
+            self._line(f"{'-' if good else '!'} step {self._progress.step:,}  {text}", "" if good else "yellow")
 
     def _print_trips(self, force: bool = False) -> None:
         """Prints pending trips, at most one line per guard and interval, unless forced."""
         for guard, counts in list(self._pending_trips.items()):
-            since = self._clock() - self._printed_at.get(guard, float("-inf"))
+            since = self._clock() - self._printed_at.get(guard, -math.inf)
             if force or since >= self._interval:
                 del self._pending_trips[guard]
                 self._printed_at[guard] = self._clock()
@@ -186,12 +204,109 @@ class Console:
                 causes = ", ".join(f"{cause} {n:,}" for cause, n in counts.items())
                 self._print_event(False, f"{guard}: {total:,} {'trip' if total == 1 else 'trips'} ({causes})")
 
-    def _try(self, call: Callable[[], None]) -> None:
-        """Calls the screen. If a pipe or terminal is closed, the run continues and nothing more is shown."""
+    @contextlib.contextmanager
+    def _showing(self) -> Iterator[None]:
         try:
-            call()
-        except (OSError, ValueError):
-            self._screen = open_screen("off", "", 0.0)
+            yield
+        except (OSError, ValueError):  # a closed pipe or terminal
+            (self._terminal, self._live), self._bar, self._spinner = _open_terminal("off", None, None), None, None
+
+    def _line(self, text: str, style: str = "") -> None:
+        """Prints a permanent line above the live display."""
+        title, self._title = self._title, ""
+        if title:
+            self._print(Text(title, style="bold"))
+        self._print(Text(text, style=style))
+
+    def _print(self, text: Text) -> None:
+        encoding = self._terminal.encoding
+        text.plain = text.plain.encode(encoding, "replace").decode(encoding)
+        self._terminal.print(text, soft_wrap=True)
+
+    def _spin(self, what: str) -> None:
+        if not self._live:
+            return
+        self._end_display()  # rich allows one live display at a time
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._spinner = Bar(*columns, console=self._terminal, transient=True, refresh_per_second=4)
+        self._spinner.add_task(f"{what} ...", total=None)
+        self._spinner.start()
+
+    def _move_bar(self) -> None:
+        now = self._progress
+        if self._bar is None:
+            # Fits into 80 columns.
+            columns = (BarColumn(bar_width=10), TextColumn("{task.fields[line]}", markup=False))
+            self._bar = Bar(*columns, console=self._terminal, transient=True, refresh_per_second=4)
+            self._bar.add_task("", total=now.total, line="")
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=min(now.step, now.total), line=now.short(), refresh=True)
+
+    def _end_display(self) -> None:
+        live, self._bar, self._spinner = (self._bar, self._spinner), None, None
+        with self._showing():
+            for display in filter(None, live):
+                display.stop()
+
+
+class SeedConsole(Console):
+    """Passes events of one seed to the console of all seeds, which shows their common progress.
+
+    Args:
+        console: Console of all seeds.
+        seed: This seed.
+        shown: Shared events that were already shown; all seeds use the same set.
+    """
+
+    def __init__(self, console: Console, seed: int, shown: set[str]):
+        super().__init__("off", total_steps=1)
+        self._console = console
+        self._name = f"seed {seed}"
+        self._shown = shown
+
+    def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
+        """Shows nothing."""
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        """Prints the event with its seed; prints a shared event once, without a seed."""
+        if kind in _SHARED:
+            text = f"{step} {kind} {fields}"
+            if text not in self._shown:
+                self._shown.add(text)
+                self._console.event(step, kind, fields)
+        elif kind == "guard_tripped":
+            # The console sums trips by guard, so the seed is part of the guard's name.
+            self._console.event(step, kind, {**fields, "guard": f"{self._name}: {fields['guard']}"})
+        else:
+            self._console.event(step, kind, {"of": self._name, **fields})
+
+    def message(self, text: str) -> None:
+        """Prints a line."""
+        self._console.message(f"{self._name}: {text}")
+
+    def summary(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Prints nothing; all seeds share one summary."""
+
+    def close(self) -> None:
+        """Does nothing; the display belongs to all seeds."""
+
+
+class _Terminal(RichConsole):
+    """A rich console that raises at a broken pipe, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def _open_terminal(mode: str, stream: TextIO | None, terminal: RichConsole | None) -> tuple[RichConsole, bool]:
+    """The terminal, and whether it has a live display."""
+    if mode == "auto":
+        mode = "rich" if terminal is not None or getattr(stream or sys.stdout, "isatty", bool)() else "plain"
+    if mode == "rich":
+        terminal = terminal or _Terminal(file=stream)
+        if not terminal.is_dumb_terminal:  # a dumb terminal cannot redraw a line
+            return terminal, True
+    return _Terminal(file=stream, color_system=None, force_jupyter=False, quiet=mode == "off"), False
 
 
 def describe_event(kind: str, fields: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from rlstable.config import ConfigError
 
 _MOST = 256 * 2**20  # bytes of a file that is read
+_DEEPEST = 50  # levels of a YAML file
 _MODE = 0o644  # whatever the umask: settings may name code (`private_folder.require_trust`)
 
 
@@ -94,7 +95,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file without aliases, which could grow without bound.
+    """The content of a YAML file. Aliases, which could grow without bound, and deep nesting are rejected.
 
     Raises:
         OSError: The file cannot be read.
@@ -102,9 +103,11 @@ def read_yaml(path: Path) -> Any:
     """
     text = read(path)
     try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader)):
-            raise ValueError("it has a YAML alias")
+        depth = 0
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _DEEPEST:
+                raise ValueError(f"it has a YAML alias, or is nested deeper than {_DEEPEST} levels")
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(text.decode())))
     except Exception as error:  # several YAML libraries raise different errors
         raise ConfigError(f"run: {path} cannot be read: {str(error).splitlines()[0]}") from error

@@ -1,28 +1,50 @@
-"""Logbook of a run: writes rows and events to all outputs."""
+"""Logbook of a run: writes rows and events to the console, the record and the services."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlstable.config import Config
 from rlstable.io.console import Console
-from rlstable.io.jsonl import to_json
-from rlstable.io.sinks import JsonLines, Metrics, Sink, Sinks, TensorBoard, Wandb
-from rlstable.io.writer import Writer
+from rlstable.io.files import one_line
+from rlstable.io.jsonl import JsonLines, to_json
+from rlstable.io.services import TensorBoard, Wandb
 
-Notify = Callable[[int, str, Mapping[str, Any]], bool]
+Metrics = Mapping[str, float | int | None]
+_PATIENCE = 3  # failures in a row after which a service is dropped
+_MOST_QUEUED = 1000  # rows; then training waits for the disk, so that the queue does not fill the memory
+
+
+class Sink(Protocol):
+    """A receiver of metrics and events; each method may raise."""
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Receives the metrics of one logging interval; None means that a metric has no value."""
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        """Receives one event."""
+
+    def close(self) -> None:
+        """Writes pending entries and closes the sink."""
 
 
 class Logbook:
-    """All sinks of a run behind one interface.
+    """The console and all sinks of a run. A failing sink never stops training.
 
     The console prints at once, in the calling thread. One background thread writes the record (`metrics.jsonl` and
-    `events.jsonl`), another one the services (TensorBoard, Weights & Biases). Call `wait` when the record must be
-    complete; it does not wait for services.
+    `events.jsonl`), another one the services. Call `wait` when the record must be complete.
+
+    | event | when |
+    |---|---|
+    | `sink_failed` | the first failure of a sink |
+    | `sink_dropped` | three failures of a service in a row |
+    | `sink_recovered` | the record works again after three or more failures; with the number of lines `lost` |
 
     Args:
         config: Selects the sinks.
@@ -35,15 +57,14 @@ class Logbook:
         self._config = config
         self._run_dir = run_dir
         self._console = console
-        self._showing = threading.RLock()  # the writing threads report failed sinks
-        self._shown = Sinks([console], notify=self._write)
+        self._showing = threading.RLock()  # the background threads report failed sinks
         self._more = more
         self._record: _BackgroundSinks | None = None
         self._services: _BackgroundSinks | None = None
         self._lines: JsonLines | None = None
-        self._tensorboard: TensorBoard | None = None
         self._wandb: Wandb | None = None
         self._early: list[tuple[int, str, Mapping[str, Any]]] = []
+        self._closed = False
 
     @property
     def wandb_run_id(self) -> str | None:
@@ -60,14 +81,13 @@ class Logbook:
 
         Args:
             wandb_run_id: The wandb run to continue, if any.
-            resume_step: Step from which the run resumes; later rows are dropped, because training writes them again.
+            resume_step: Step from which the run resumes; later rows are cut off, because training writes them again.
         """
         services: list[Sink] = [*self._more]
         chosen = self._config.logging
         first = resume_step or 0
         if chosen.tensorboard:
-            self._tensorboard = TensorBoard(self._run_dir, resume_step)
-            services.append(self._tensorboard)
+            services.append(TensorBoard(self._run_dir, resume_step))
         if chosen.wandb.mode != "disabled":
 
             def report(kind: str, fields: Mapping[str, Any]) -> None:
@@ -77,29 +97,29 @@ class Logbook:
             self._wandb = Wandb(chosen.wandb, self._run_dir, run_config, wandb_run_id, on_event=report)
             services.append(self._wandb)
         # Last, because a sink that cannot be opened must not leave files that look like a run.
-        self._lines = record = JsonLines(self._run_dir, resume_step)
-        self._services = _BackgroundSinks(Sinks(services, notify=self._notify_others(lambda: self._services)), first)
-        self._record = _BackgroundSinks(Sinks([record], notify=self._notify_others(lambda: self._record)), first)
+        self._lines = JsonLines(self._run_dir, resume_step)
+        self._services = _BackgroundSinks(services, self._report, first)
+        self._record = _BackgroundSinks([self._lines], self._report, first)
         early, self._early = self._early, []
         for step, kind, fields in early:
             self.event(step, kind, fields)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Shows one row and queues it for writing."""
-        if self._record is not None and self._services is not None:
-            with self._showing:
-                self._shown.log(step, metrics)
-            row = dict(metrics)
-            self._record.log(step, row)
-            self._services.log(step, row)
+        if self._record is None or self._services is None or self._closed:
+            return
+        with self._showing:
+            self._console.log(step, metrics)
+        row = dict(metrics)
+        self._record.log(step, row)
+        self._services.log(step, row)
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Shows one event and queues it for writing. Before `start`, the event is kept for later."""
         if self._record is None:
             self._early.append((step, kind, fields))
-        else:
-            self._show(step, kind, fields)
-            self._write(step, kind, fields)
+        elif not self._closed:
+            self._report(None, step, kind, fields)
 
     def run_after_rows(self, call: Callable[[], None]) -> None:
         """Runs a short call that does not raise in the thread of the record; `wait` waits for it."""
@@ -109,7 +129,7 @@ class Logbook:
     @property
     def shows_films(self) -> bool:
         """Whether a service shows films."""
-        return self._tensorboard is not None or self._wandb is not None
+        return self._services is not None and self._services.shows_films
 
     def film(self, step: int, draw: Callable[[], Path | None]) -> None:
         """Draws a film in the thread of the services, and passes it to those that show films.
@@ -133,95 +153,123 @@ class Logbook:
 
     def close(self) -> None:
         """Writes all pending entries and closes the sinks; may be called again."""
-        with contextlib.ExitStack() as closing:  # the console last, because it reports sinks that cannot be closed
-            closing.callback(self._shown.close)
+        with contextlib.ExitStack() as closing:  # the console last, because it reports sinks that fail now
+            closing.callback(self._console.close)
+            closing.callback(setattr, self, "_closed", True)
             for part in (self._record, self._services):
                 if part is not None:
                     closing.callback(part.close)
 
-    def _show(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
+    def _report(self, failed: Sink | None, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        """Passes an event to the console and to all sinks but one that has failed."""
+        try:  # a copy, because the caller may change the fields afterwards
+            fields = {str(key): to_json(value) for key, value in fields.items()}
+        except Exception as error:  # an event must not end a run
+            fields = {"unreadable": f"{type(error).__name__}: {error}"}
         with self._showing:
-            return self._shown.event(step, kind, fields)
-
-    def _write(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
-        return any([part is not None and part.event(step, kind, fields) for part in (self._record, self._services)])
-
-    def _notify_others(self, failed: Callable[[], _BackgroundSinks | None]) -> Notify:
-        """Returns a function that sends events about a failed sink to the console and to the other sinks."""
-
-        def notify(step: int, kind: str, fields: Mapping[str, Any]) -> bool:
-            for part in (self._record, self._services):
-                if part is not None and part is not failed():
-                    part.event(step, kind, fields)
-            return self._show(step, kind, fields)
-
-        return notify
+            self._console.event(step, kind, fields)
+        for part in (self._record, self._services):
+            if part is not None:
+                part.event(step, kind, fields, failed)
 
 
 class _BackgroundSinks:
-    """Writes sinks in a background thread.
+    """Writes sinks in a background thread, in order.
+
+    A process that ends normally writes what is queued; a killed process does not.
 
     Attributes:
         step: Step of the entry that is being written.
 
     Args:
         sinks: The sinks.
+        report: Called as `report(failed_sink, step, kind, fields)`.
         step: First step.
     """
 
-    def __init__(self, sinks: Sinks, step: int):
-        self._sinks = sinks
-        self._writer = Writer()
+    def __init__(self, sinks: Sequence[Sink], report: Callable[[Sink, int, str, dict[str, Any]], None], step: int):
+        self._sinks = list(sinks)
+        self._report = report
+        self._failures: dict[Sink, int] = {}  # in a row
+        self._reported: set[Sink] = set()
+        self._thread = ThreadPoolExecutor(1, "writing")
+        self._room = threading.Semaphore(_MOST_QUEUED)
         self._closed = False
         self.step = step
 
-    def log(self, step: int, row: Metrics) -> None:
-        if not self._closed:
-            self._writer.submit_bounded(self._log, step, row)
+    @property
+    def shows_films(self) -> bool:
+        return any(hasattr(sink, "film") for sink in self._sinks)
 
-    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
-        """Queues an event. Returns False after `close`."""
-        if self._closed:
-            return False
-        # A copy, because the caller may change the fields afterwards.
-        self._writer.submit(self._event, step, kind, _copy(fields))
-        return True
+    def log(self, step: int, row: Metrics) -> None:
+        """Queues a row; waits while too many are queued."""
+
+        def write() -> None:
+            try:
+                self._each(step, lambda sink: sink.log(step, row))
+            finally:
+                self._room.release()
+
+        if not self._closed:
+            self._room.acquire()
+            self.submit(write)
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any], skipped: Sink | None = None) -> None:
+        self.submit(lambda: self._each(step, lambda sink: sink.event(step, kind, fields), skipped))
 
     def film(self, step: int, draw: Callable[[], Path | None]) -> None:
         def show() -> None:
             if (path := draw()) is not None:
-                self._sinks.film(step, path)
+                self._each(step, lambda sink: sink.film(step, path) if hasattr(sink, "film") else None)
 
         self.submit(show)
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Runs a call in the writing thread."""
         if not self._closed:
-            self._writer.submit(call)
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._thread.submit(call)
 
     def wait(self) -> None:
         if not self._closed:
-            self._writer.wait()
+            self._thread.submit(int).result()
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self.wait()  # failures among these calls are queued again
         self._closed = True
-        try:
-            self._writer.close()
-        finally:
-            self._sinks.close()
+        self._thread.shutdown()
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except Exception as error:
+                warnings.warn(
+                    f"rlstable: {type(sink).__name__} could not be closed: {one_line(error)}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
-    def _log(self, step: int, row: Metrics) -> None:
+    def _each(self, step: int, call: Callable[[Any], None], skipped: Sink | None = None) -> None:
         self.step = step
-        self._sinks.log(step, row)
+        for sink in [sink for sink in self._sinks if sink is not skipped]:
+            try:
+                call(sink)
+            except Exception as error:
+                self._failed(sink, step, {"sink": type(sink).__name__, "error": one_line(error)})
+            else:
+                lost = self._failures.pop(sink, 0)
+                if lost >= _PATIENCE:
+                    self._reported.discard(sink)  # the next failure is reported again
+                    self._report(None, step, "sink_recovered", {"sink": type(sink).__name__, "lost": lost})
 
-    def _event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        self.step = step
-        self._sinks.event(step, kind, fields)
-
-
-def _copy(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A copy as JSON data. Fields that cannot be read become one error field, because an event must not end a run."""
-    try:
-        return {str(key): to_json(value) for key, value in fields.items()}
-    except Exception as error:
-        return {"unreadable": f"{type(error).__name__}: {error}"}
+    def _failed(self, sink: Sink, step: int, fields: dict[str, Any]) -> None:
+        self._failures[sink] = self._failures.get(sink, 0) + 1
+        if sink not in self._reported:
+            self._reported.add(sink)
+            self._report(sink, step, "sink_failed", fields)
+        # The record is never dropped: a full disk may have space again.
+        if self._failures[sink] >= _PATIENCE and not isinstance(sink, JsonLines):
+            self._sinks.remove(sink)
+            self._report(sink, step, "sink_dropped", fields)
+            with contextlib.suppress(Exception):  # the failure has just been reported
+                sink.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.config import Config, ConfigError
-from rlstable.io.console import Console
+from rlstable.io.console import Console, SeedConsole
 from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
 from rlstable.io.outcome import outcome_of
@@ -24,7 +24,6 @@ from rlstable.io.run_folder import (
     seed_of,
     write_first_files,
 )
-from rlstable.io.seed_console import SeedConsole
 from rlstable.report.run_record import last_row
 from rlstable.runner.aggregate import Fields, RowsOfSeeds, fields_of
 from rlstable.runner.finish import finish_files

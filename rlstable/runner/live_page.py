@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.io.files import write_atomically
-from rlstable.io.sinks import Metrics
+from rlstable.io.logbook import Metrics
 from rlstable.report.page import page
 from rlstable.report.run_record import read_records
 

@@ -165,9 +165,9 @@ def test_error_about_a_missing_module_or_class_names_the_cause(rooms, name, said
     [
         ("os:system", "is in Python's standard library"),
         ("rlstable_test_rooms:run", "is not called"),  # a function that another module defines
-        ("rlstable.io.run_folder:write_atomically", "is not called"),
+        ("rlstable.io.files:write_atomically", "is not called"),
         ("brax.io.model:load_params", "is not called"),  # it unpickles
-        ("rlstable.io.writer:Writer", "has no method reset"),
+        ("rlstable.io.lock:RunLock", "has no method reset"),
     ],
 )
 def test_only_environment_classes_and_functions_of_the_named_module_are_called(rooms, tmp_path, name, said):

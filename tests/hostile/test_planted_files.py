@@ -40,7 +40,7 @@ def config(iterations: int, **sections: Any) -> Config:
         eval={"num_evals": 0},
         checkpoint={"every": 1, "keep": 2, "asynchronous": False},
         logging={"console": "off", "tensorboard": True},
-        supervise={"recovery": {"enabled": False}, "incident": {"keep": 2, "window": 1}},
+        supervise={"recovery": {"enabled": False}, "incident": {"keep": 9, "window": 1}},
         **sections,
     )
 
@@ -151,7 +151,7 @@ def test_link_under_any_name_that_a_command_opens_is_not_followed(
             (outside / "target" / "precious").write_text(SECRET)
         else:
             planted.parent.mkdir(exist_ok=True)
-            (outside / "target").write_text(planted.read_text() if planted.exists() else SECRET)
+            (outside / "target").write_bytes(planted.read_bytes() if planted.exists() else SECRET.encode())
             planted.unlink(missing_ok=True)
         planted.symlink_to(outside / "target")
         before = contents(outside)

@@ -6,8 +6,7 @@ import io
 
 import pytest
 
-from rlstable.io.console import Console
-from rlstable.io.seed_console import SeedConsole
+from rlstable.io.console import Console, SeedConsole
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlstable.config.run import WandbConfig
-from rlstable.io.sinks import Wandb
+from rlstable.io.services import Wandb
 
 ONLINE = WandbConfig(mode="online", project="p", group="g", tags=("a", "b"))
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rlstable.io.progress_reminder import ProgressReminder
+from rlstable.io.progress import Reminder
 
 
 def until(true: Callable[[], object]) -> None:
@@ -19,7 +19,7 @@ def until(true: Callable[[], object]) -> None:
 
 def test_reminder_names_the_innermost_operation() -> None:
     told: list[str] = []
-    teller = ProgressReminder(0.02, told.append)
+    teller = Reminder(0.02, told.append)
     with teller.working("outside"):
         with teller.working("inside", expected=7.0):
             until(lambda: told)
@@ -29,7 +29,7 @@ def test_reminder_names_the_innermost_operation() -> None:
 
 def test_short_operations_print_nothing_and_share_one_thread() -> None:
     told: list[str] = []
-    teller = ProgressReminder(60.0, told.append)
+    teller = Reminder(60.0, told.append)
     before = set(threading.enumerate())  # of which some may end meanwhile
     for _ in range(100):
         with teller.working("a moment"):
@@ -40,7 +40,7 @@ def test_short_operations_print_nothing_and_share_one_thread() -> None:
 
 def test_reminder_thread_ends_when_no_operation_is_left() -> None:
     told: list[str] = []
-    teller = ProgressReminder(0.02, told.append)
+    teller = Reminder(0.02, told.append)
     for _ in range(2):
         with teller.working("again"):
             until(lambda: told)

@@ -1,132 +1,21 @@
-"""Sinks for metrics and events: TensorBoard, Weights & Biases, and `Sinks`, which combines several sinks.
-
-Every sink has the same three methods and may raise. `Sinks` catches all errors, so a failed sink never stops training.
-"""
+"""Services that receive metrics and events: TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.run import WandbConfig
 from rlstable.io.files import one_line, subfolder
-from rlstable.io.jsonl import JsonLines, to_json
-
-__all__ = ["JsonLines", "Metrics", "Sink", "Sinks", "TensorBoard", "Wandb"]
+from rlstable.io.jsonl import to_json
 
 Metrics = Mapping[str, float | int | None]
 OnEvent = Callable[[str, dict[str, Any]], None]
-_PATIENCE = 3  # failures in a row after which a sink is dropped
-
-
-class Sink(Protocol):
-    """A receiver of metrics and events."""
-
-    def log(self, step: int, metrics: Metrics) -> None:
-        """Receives the metrics of one logging interval; None means that a metric has no value."""
-
-    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Receives one event."""
-
-    def close(self) -> None:
-        """Writes pending entries and closes the sink."""
-
-
-class Sinks:
-    """Several sinks as one sink that never raises.
-
-    | event | when |
-    |---|---|
-    | `sink_failed` | the first failure of a sink |
-    | `sink_dropped` | three failures in a row; the sink is closed and dropped, except `JsonLines` |
-    | `sink_recovered` | `JsonLines` works again after three or more failures; with the number of lines `lost` |
-
-    The other sinks receive these events. If no output accepts one, it becomes a warning.
-
-    Args:
-        sinks: The sinks.
-        notify: Also receives these events, and returns whether an output accepted them.
-    """
-
-    def __init__(self, sinks: Iterable[Sink], notify: Callable[[int, str, Mapping[str, Any]], bool] | None = None):
-        self._sinks = list(sinks)
-        self._notify = notify
-        self._failures = dict.fromkeys(map(id, self._sinks), 0)
-        self._reported: set[int] = set()
-
-    def log(self, step: int, metrics: Metrics) -> None:
-        """Passes metrics to every sink."""
-        for sink in list(self._sinks):
-            self._try(sink, step, lambda sink=sink: sink.log(step, metrics))  # type: ignore[misc]
-
-    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> bool:
-        """Passes an event to every sink. Returns whether any sink accepted it."""
-        return any(
-            [
-                self._try(sink, step, lambda sink=sink: sink.event(step, kind, fields))  # type: ignore[misc]
-                for sink in list(self._sinks)
-            ]
-        )
-
-    def film(self, step: int, path: Path) -> None:
-        """Passes a film, a GIF file, to every sink that shows films."""
-        for sink in list(self._sinks):
-            if isinstance(sink, TensorBoard | Wandb):
-                self._try(sink, step, lambda sink=sink: sink.film(step, path))  # type: ignore[misc]
-
-    def close(self) -> None:
-        """Closes every sink; may be called again."""
-        sinks, self._sinks = self._sinks, []
-        for sink in sinks:
-            try:
-                sink.close()
-            except Exception as error:
-                _warn(f"{type(sink).__name__} could not be closed: {one_line(error)}")
-
-    def _try(self, sink: Sink, step: int, call: Callable[[], None]) -> bool:
-        try:
-            call()
-        except Exception as error:
-            self._failures[id(sink)] += 1
-            fields = {"sink": type(sink).__name__, "error": one_line(error)}
-            if id(sink) not in self._reported:
-                self._reported.add(id(sink))
-                self._report(sink, step, "sink_failed", fields)
-            droppable = not isinstance(sink, JsonLines)  # the record of the run: a full disk may have space again
-            if self._failures[id(sink)] >= _PATIENCE and sink in self._sinks and droppable:
-                self._sinks.remove(sink)
-                self._report(sink, step, "sink_dropped", fields)
-                with contextlib.suppress(Exception):  # the failure has just been reported
-                    sink.close()
-            return False
-        else:
-            lost, self._failures[id(sink)] = self._failures[id(sink)], 0
-            if lost >= _PATIENCE:
-                self._reported.discard(id(sink))  # the next failure is reported again
-                recovered: dict[str, Any] = {"sink": type(sink).__name__, "lost": lost}
-                self.event(step, "sink_recovered", recovered)
-                if self._notify is not None:
-                    self._notify(step, "sink_recovered", recovered)
-            return True
-
-    def _report(self, failed: Sink, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        accepted = self._notify is not None and self._notify(step, kind, fields)
-        for sink in self._sinks:
-            if sink is not failed:
-                try:
-                    sink.event(step, kind, fields)
-                    accepted = True
-                except Exception:
-                    continue  # reported at the next call of this sink
-        if not accepted:
-            _warn(f"{kind}: {fields['sink']}: {fields['error']}")
 
 
 class TensorBoard:
@@ -275,7 +164,3 @@ def _start_wandb(
 
 def _finite(metrics: Metrics) -> dict[str, float]:
     return {key: value for key, value in metrics.items() if value is not None and math.isfinite(value)}
-
-
-def _warn(message: str) -> None:
-    warnings.warn(f"rlstable: {message}", RuntimeWarning, stacklevel=3)
