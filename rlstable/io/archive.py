@@ -26,16 +26,11 @@ def pack(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[st
     return json.dumps({**body, "checksum": json_checksum(body)}, indent=2, allow_nan=False), npz.getvalue()
 
 
-def unpack(facts: Path, arrays: Path, newest: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def unpack(facts: Path, arrays: Path, version: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Reads the two files that `pack` made.
 
-    Args:
-        facts: The JSON file.
-        arrays: The npz file.
-        newest: The newest format that this version of rlstable can read.
-
     Raises:
-        ConfigError: A file is damaged, or has a newer format.
+        ConfigError: A file is damaged, or has another format.
         FileNotFoundError: A file is missing.
     """
     folder = facts.parent
@@ -44,10 +39,10 @@ def unpack(facts: Path, arrays: Path, newest: int) -> tuple[dict[str, Any], dict
         body = {name: value for name, value in data.items() if name != "checksum"}
         if data.get("checksum") != json_checksum(body):
             raise ValueError(f"the checksum of {facts.name} is wrong")
-        if body["format"] > newest:
+        if body["format"] != version:
             raise ConfigError(
                 f"{folder}: has incident format {body['format']}, which rlstable {__version__} cannot read; "
-                f"update rlstable to {body['versions']['rlstable']}"
+                f"use rlstable {body['versions']['rlstable']}"
             )
         npz = read(arrays)
         if zlib.crc32(npz) != body["arrays"]:

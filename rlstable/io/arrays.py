@@ -15,14 +15,7 @@ PyTree = Any
 
 
 class Leaf(NamedTuple):
-    """One array of the manifest.
-
-    Attributes:
-        keys: Parts of the array's path in the tree.
-        dtype: Name of the dtype.
-        shape: Shape.
-        checksum: `checksum` of the bytes; None if unknown.
-    """
+    """One array of the manifest. `keys` are the parts of its path in the tree; the checksum of a template is None."""
 
     keys: tuple[str, ...]
     dtype: str
@@ -31,7 +24,6 @@ class Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The path with slashes."""
         return "/".join(self.keys)
 
     def __str__(self) -> str:
@@ -39,11 +31,9 @@ class Leaf(NamedTuple):
 
 
 def describe(path: Any, leaf: Any) -> Leaf:
-    """The manifest's entry for a leaf. Typed random keys are described by their integer data.
+    """The manifest's entry for an array, a `ShapeDtypeStruct` or a number, at a key path of JAX.
 
-    Args:
-        path: Key path from `jax.tree_util.tree_flatten_with_path`.
-        leaf: Array, `ShapeDtypeStruct` or Python number.
+    Typed random keys are described by their integer data.
     """
     keys = tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("value",)
     if is_key(leaf):
@@ -54,20 +44,12 @@ def describe(path: Any, leaf: Any) -> Leaf:
 
 
 def checksum(array: np.ndarray) -> int:
-    """CRC-32 of the array's bytes.
-
-    Detects disk errors, not tampering: it finds every flipped bit and every burst of up to 32 bits. Training waits for
-    the checksum, and CRC-32 is several times faster than a cryptographic hash.
-    """
+    """CRC-32 of the array's bytes: detects disk errors, not tampering, several times faster than a secure hash."""
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def copy_out(tree: PyTree) -> tuple[list[Leaf], list[np.ndarray]]:
-    """Copies every array of a tree to new host memory, and lists the arrays with their checksums.
-
-    Raises:
-        ValueError: Two arrays have the same path.
-    """
+    """Copies every array of a tree to new host memory, and lists the arrays with their checksums."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     leaves = [describe(path, leaf) for path, leaf in paths]
     if (twice := _path_of_two(leaves)) is not None:
@@ -81,18 +63,13 @@ def copy_out(tree: PyTree) -> tuple[list[Leaf], list[np.ndarray]]:
 
 
 def require_different_paths(tree: PyTree, what: str) -> None:
-    """Checks that a checkpoint can tell the arrays of a tree apart.
-
-    Raises:
-        ConfigError: Two arrays have the same path, because a name has a slash; starts with `what`.
-    """
+    """Raises a `ConfigError` that starts with `what` if two arrays have one path, because a name has a slash."""
     twice = _path_of_two([describe(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]])
     if twice is not None:
         raise ConfigError(f"{what} has two arrays {twice}, because / separates names; rename one of them")
 
 
 def _path_of_two(leaves: list[Leaf]) -> str | None:
-    """A path that two leaves have; None if all paths differ."""
     names = [leaf.path for leaf in leaves]
     return max(names, key=names.count) if len(set(names)) != len(names) else None
 
@@ -116,7 +93,6 @@ def place(array: np.ndarray, like: Any) -> Any:
 
 
 def _implementation(like: Any) -> Any:
-    """The implementation of typed random keys."""
     implementations: list[Any] = []
     struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
     jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), struct)
@@ -124,11 +100,7 @@ def _implementation(like: Any) -> Any:
 
 
 def require_fit(saved: list[Leaf], wanted: list[Leaf], folder: Path) -> None:
-    """Checks that the saved arrays have the paths, dtypes and shapes of the wanted arrays.
-
-    Raises:
-        ConfigError: They differ; names the first different path and both types.
-    """
+    """Raises a `ConfigError` about the first path if saved and wanted arrays differ in path, dtype or shape."""
     by_path = {leaf.path: leaf for leaf in saved}
     names = {leaf.path for leaf in wanted}
     differences = []
@@ -148,5 +120,4 @@ def require_fit(saved: list[Leaf], wanted: list[Leaf], folder: Path) -> None:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a leaf is a typed random key."""
     return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -14,11 +14,10 @@ Orbax writes, commits and deletes the folders. They contain no Python class and 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -32,14 +31,10 @@ from rlstable.io.checkpoint_folder import (
     require_step,
     set_aside,
     settle,
-    thin,
-    unfinished_size,
 )
 from rlstable.io.files import one_line, subfolder
 from rlstable.io.manifest import Damaged
-from rlstable.io.retry import Retry
 from rlstable.io.run_folder import steps_in
-from rlstable.io.space import free_bytes, is_full, over_quota
 from rlstable.io.store import (
     finite,
     first_readable,
@@ -55,21 +50,12 @@ from rlstable.io.store import (
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
-@dataclasses.dataclass
-class _Save:
-    """A save that has started.
-
-    Attributes:
-        iteration: Number of the checkpoint.
-        score: Score of the policy; None without a score.
-        make: Builds orbax's items, from a score.
-        items: Result of `make`, reused for a second attempt; None before the first attempt.
-    """
+class _Save(NamedTuple):
+    """A checkpoint to save; `make` builds orbax's items from a score."""
 
     iteration: int
     score: float | None
     make: Callable[..., Any]
-    items: Any = None
 
 
 class Checkpoints:
@@ -78,12 +64,10 @@ class Checkpoints:
     The folder keeps the `keep` latest checkpoints, the `keep_best` best by score, and, if `keep_period` is set, every
     `keep_period`-th iteration. A save never raises:
 
-    - A failed save is retried once. Before the retry its temporary files are deleted and, if the disk is full, older
-      checkpoints too (event `checkpoints_thinned`).
-    - If the retry fails, the event `checkpoint_failed` reports `iteration` and `error`. A failure in the background is
-      reported at the next call of any method.
-    - After a failure, `due` requests another save soon. The first success is the event `checkpoint_saved_again`, with
-      `iteration` and the number of `failures`.
+    - A failure is the event `checkpoint_failed` with `iteration` and `error`; its temporary files are deleted. A
+      failure in the background is reported at the next call of any method.
+    - After a failure, `due` requests another save 1, 2, 4 ... iterations later, at most `every`. The next save is read
+      back. The first success is the event `checkpoint_saved_again`, with `iteration` and the number of `failures`.
 
     Call `close`, or use the object as a context manager. Otherwise a save that is still running at the end of the
     process is lost, because Python ends orbax's threads first. Complete checkpoints stay intact.
@@ -96,7 +80,6 @@ class Checkpoints:
 
     Attributes:
         directory: The folder of all checkpoints.
-        failing: Whether the last save failed.
         error: The exception of the last save that failed; None before one.
     """
 
@@ -111,18 +94,23 @@ class Checkpoints:
         self.directory = Path(run_dir).absolute() / "checkpoints"
         self._config = config
         self._on_event = on_event
-        self._retry = Retry(config.every)
+        self._failures = 0  # in a row
+        self._retry_at: int | None = None  # iteration
         self._manager: Any = None
         self._scores: dict[int, float | None] = {}  # of the checkpoints on disk whose manifest can be read
         self._pending: _Save | None = None  # the save that runs in the background
-        self.failing = False
         self.error: Exception | None = None
 
     def due(self, iteration: int) -> bool:
         """Whether to save after this iteration: every `every`-th, and earlier after a failed save."""
         if self._pending is not None and not self._manager.is_saving_in_progress():
             self.wait()  # reports a failure
-        return self._retry.due(iteration)
+        return iteration % self._config.every == 0 or (self._retry_at is not None and iteration >= self._retry_at)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last save failed."""
+        return self._failures > 0
 
     def save(
         self,
@@ -241,8 +229,8 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            return self._write_again(save, error)
-        self._committed(save)
+            return self._give_up(save.iteration, error)
+        self._committed()
         return True
 
     def close(self) -> None:
@@ -273,32 +261,15 @@ class Checkpoints:
     def _write(self, save: _Save, in_background: bool) -> bool:
         """Writes a checkpoint, or starts to. Returns whether that succeeded."""
         try:
-            self._begin(save, in_background)
+            # TensorStore keeps writing for a moment after its first error, so the save after a failure is read back.
+            self._begin(save, in_background and not self.failing)
+            if self.failing:
+                verify(self._manager, self.directory, save.iteration)
+                self._report_success(save.iteration)
         except Exception as error:
-            return self._write_again(save, error)
-        return True
-
-    def _write_again(self, save: _Save, error: Exception) -> bool:
-        """Retries a failed save after freeing disk space. Returns whether it succeeded."""
-        written = unfinished_size(self.directory)
-        self._drop()
-        try:
-            if is_full(error):
-                free = 0 if over_quota(error) else free_bytes(self.directory) or 0
-                best = [step for step, _ in self.ranked()]
-                deleted = thin(self.directory, best, self._config, written, free)
-                if deleted:
-                    self._drop()
-                    self._event("checkpoints_thinned", iterations=sorted(deleted), because="the disk is full")
-            self._begin(save, in_background=False)
-            # Late writes of the first attempt may have damaged the files of the second.
-            verify(self._manager, self.directory, save.iteration)
-        except Exception as again:
-            self._drop()
-            if isinstance(again, Damaged):
+            if isinstance(error, Damaged):
                 self._keep_damaged([save.iteration])
-            self._give_up(save.iteration, again)
-            return False
+            return self._give_up(save.iteration, error)
         return True
 
     def _begin(self, save: _Save, in_background: bool) -> None:
@@ -307,29 +278,29 @@ class Checkpoints:
             raise FileNotFoundError("the run folder was deleted, moved or replaced")
         manager = self._open(create=True)
         superseded = [step for step in steps_in(self.directory) if step >= save.iteration]
-        if save.score is None and save.iteration in superseded:
-            save.score = finite(self._scores.get(save.iteration))
-        if save.items is None:
-            save.items = save.make(save.score)
+        score = save.score
+        if score is None and save.iteration in superseded:
+            score = self._scores.get(save.iteration)
+        items = save.make(score)
         if superseded:
             set_aside(self.directory, superseded, save.iteration)
             manager.reload()
         make_room_to_retire(self.directory)
-        self._scores[save.iteration] = save.score
-        self._pending = save
-        manager.save(save.iteration, args=save.items, force=True)
+        self._scores[save.iteration], self._pending = score, save
+        manager.save(save.iteration, args=items, force=True)
         if superseded or not in_background:
             manager.wait_until_finished()
-            self._committed(save)
+            self._committed()
 
-    def _committed(self, save: _Save) -> None:
-        """Records that the running save is complete, and deletes the checkpoints that it replaces."""
-        self._pending, self.failing = None, False
+    def _committed(self) -> None:
+        """Deletes the checkpoints that the save, which is complete now, replaces."""
+        self._pending = None
         with contextlib.suppress(OSError):  # retried at the next save
             settle(self.directory)
-        failures = self._retry.saved()
-        if failures:
-            self._event("checkpoint_saved_again", iteration=save.iteration, failures=failures)
+
+    def _report_success(self, iteration: int) -> None:
+        failures, self._failures, self._retry_at = self._failures, 0, None
+        self._event("checkpoint_saved_again", iteration=iteration, failures=failures)
 
     def _keep_damaged(self, steps: list[int]) -> None:
         for step in steps:
@@ -356,11 +327,14 @@ class Checkpoints:
             remove_unfinished(self.directory)
             settle(self.directory)
 
-    def _give_up(self, iteration: int, error: Exception) -> None:
-        """Reports a save whose retry failed."""
-        self.failing, self.error = True, error
-        self._retry.failed(iteration)
+    def _give_up(self, iteration: int, error: Exception) -> bool:
+        """Reports a failed save and deletes its files. Returns False."""
+        self._drop()
+        self.error = error
+        self._retry_at = iteration + min(2 ** min(self._failures, 32), self._config.every)
+        self._failures += 1
         self._event("checkpoint_failed", iteration=iteration, error=one_line(error))
+        return False
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self._on_event is not None:

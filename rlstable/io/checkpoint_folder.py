@@ -6,15 +6,13 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlstable.config import ConfigError
-from rlstable.config.run import CheckpointConfig
 from rlstable.io.files import below
 from rlstable.io.manifest import Damaged
-from rlstable.io.run_folder import ASIDE, steps_in
-from rlstable.io.space import dispensable, enough, size_of
+from rlstable.io.run_folder import ASIDE
 
 RETIRED = ".retired"
 _DAMAGED = ".damaged"
@@ -51,19 +49,6 @@ def set_aside(directory: Path, steps: Sequence[int], by: int) -> None:
 def make_room_to_retire(directory: Path) -> None:
     """Creates the folder for retired checkpoints before a save, because the save may fill the disk."""
     (directory / RETIRED).mkdir(exist_ok=True)
-
-
-def retire(directory: Path, steps: Iterable[int]) -> None:
-    """Deletes checkpoints. Renames them first, so that a crash leaves no incomplete checkpoint under its number."""
-    make_room_to_retire(directory)
-    for step in steps:
-        (directory / str(step)).rename(directory / RETIRED / str(step))
-    shutil.rmtree(directory / RETIRED, ignore_errors=True)
-
-
-def unfinished_size(directory: Path) -> int:
-    """Bytes that incomplete saves have written."""
-    return sum(map(size_of, directory.glob(f"*{_TEMPORARY}*")))
 
 
 def require_no_links(directory: Path) -> None:
@@ -119,25 +104,3 @@ def settle(directory: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
         else:
             aside.rename(directory / step)
-
-
-def thin(directory: Path, best: Sequence[int], config: CheckpointConfig, written: int, free: int) -> list[int]:
-    """Deletes older checkpoints if that frees enough space for a new one.
-
-    Args:
-        directory: The folder of all checkpoints.
-        best: Checkpoints with a score, the best first.
-        config: Which checkpoints are kept.
-        written: Bytes that the failed save had written.
-        free: Free bytes of the disk.
-
-    Returns:
-        The deleted checkpoints.
-    """
-    steps = steps_in(directory)
-    sizes = {step: size_of(directory / str(step)) for step in steps}
-    needed = max([2 * written, *(size + size // 10 for size in sizes.values())])
-    deleted = enough(dispensable(steps, best, config), sizes, needed - free)
-    if deleted:
-        retire(directory, deleted)
-    return deleted

@@ -12,16 +12,9 @@ from pathlib import Path
 from rlstable.config import ConfigError
 from rlstable.io.files import open_file, parse_json
 
-LOCK_FILE = ".lock"
-
 
 class RunLock:
-    """Exclusive lock of a run folder, held until `release` or until the process ends.
-
-    The kernel releases the lock of a dead process, so a lock file that a dead process left behind is free.
-
-    Args:
-        run_dir: An existing folder.
+    """Exclusive lock of an existing run folder, held until `release` or until the process ends.
 
     Attributes:
         unsupported: Why the file system cannot lock; None if it can. Without support, no lock is held.
@@ -32,7 +25,7 @@ class RunLock:
     """
 
     def __init__(self, run_dir: Path):
-        self._path = run_dir.absolute() / LOCK_FILE
+        self._path = run_dir.absolute() / ".lock"
         self._file: int | None = None
         self.unsupported: str | None = None
         while self._file is None and self.unsupported is None:

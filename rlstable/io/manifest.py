@@ -25,15 +25,7 @@ class Damaged(Exception):
 
 
 class Manifest(NamedTuple):
-    """The manifest of one checkpoint.
-
-    Attributes:
-        iteration: Number of the checkpoint.
-        state: The arrays of the training state.
-        policy: The arrays of the policy.
-        host: Checksum of the host data.
-        score: Score of the policy; None without a score.
-    """
+    """The manifest of one checkpoint: its number, its arrays, the checksum of its host data, and its score."""
 
     iteration: int
     state: list[Leaf]
@@ -45,15 +37,7 @@ class Manifest(NamedTuple):
 def to_json(
     iteration: int, state: list[Leaf], policy: list[Leaf], host: Mapping[str, Any], score: float | None
 ) -> dict[str, Any]:
-    """The manifest of a new checkpoint, as JSON data.
-
-    Args:
-        iteration: Number of the checkpoint.
-        state: The arrays of the training state, with checksums.
-        policy: The arrays of the policy, with checksums.
-        host: The host data.
-        score: Score of the policy; a finite number or None.
-    """
+    """The manifest of a new checkpoint as JSON data; `score` is finite or None."""
     body = {
         "format": FORMAT,
         "rlstable": __version__,
@@ -67,15 +51,11 @@ def to_json(
 
 
 def from_json(data: Any, folder: Path) -> Manifest:
-    """Reads a manifest.
-
-    Args:
-        data: The JSON data.
-        folder: Folder of the checkpoint, whose name is the iteration.
+    """Reads the manifest of a checkpoint's folder, whose name is the iteration.
 
     Raises:
         Damaged: The manifest is damaged.
-        ConfigError: This rlstable cannot read the format.
+        ConfigError: It has another format.
     """
     if not isinstance(data, dict):
         raise Damaged("the manifest is not a JSON object")

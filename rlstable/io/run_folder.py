@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +15,9 @@ import yaml
 
 from rlstable.config import ConfigError
 from rlstable.config.renamed import updated
-from rlstable.config.schema import expand_home, first_line
+from rlstable.config.schema import expand_home
 from rlstable.io.files import below, read_json, read_yaml, write_atomically
-from rlstable.io.lock import LOCK_FILE, RunLock
+from rlstable.io.lock import RunLock
 from rlstable.io.outcome import outcome_of
 
 _RESULT, _OVERRIDES = "result.json", "overrides.json"
@@ -117,7 +116,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
 
     Args:
         run_dir: The folder.
-        resume: None, `auto`, the folder itself, or the folder of another run, which is copied to `run_dir`.
+        resume: None, `auto` or the folder itself.
         seeds: Number of seeds that train together; each of several seeds has a subfolder.
 
     Returns:
@@ -127,12 +126,12 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         ConfigError: The folder cannot be written, another process uses the folder, it already holds a run and `resume`
             is None, or it holds no run to resume.
     """
-    _require_usable_name(run_dir)
-    original = copied_folder(run_dir, resume)
+    require_usable_name(run_dir)
+    if resume not in (None, "auto") and Path(resume).resolve() != run_dir.resolve():
+        raise ConfigError(
+            f"hydra.run.dir: a resumed run continues in its folder {resume}; to keep that one, copy it and resume the copy"
+        )
     # Checked first, so that a mistake creates no folder.
-    if original is not None:
-        _holds_a_run_to_resume(original, resume, seeds)
-        resume = None  # the folder of the copy must be free
     _holds_a_run_to_resume(run_dir, resume, seeds)
     try:
         run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -146,47 +145,19 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         ) from error
     try:
         # Checked again, because a run may have ended since the first check.
-        resumes = _holds_a_run_to_resume(run_dir, resume, seeds)
-        if original is not None:
-            _copy(original, run_dir)
-        return resumes or original is not None, lock
+        return _holds_a_run_to_resume(run_dir, resume, seeds), lock
     except BaseException:
         lock.release()
         raise
 
 
-def copied_folder(run_dir: Path, resume: str | None) -> Path | None:
-    """The folder of the run that `run_dir` continues as a copy; None if no other folder is resumed."""
-    if resume in (None, "auto") or Path(str(resume)).resolve() == run_dir.resolve():
-        return None
-    return Path(str(resume))
-
-
-def _copy(original: Path, run_dir: Path) -> None:
-    """Copies a run, without its lock and unfinished files.
-
-    Raises:
-        ConfigError: A file cannot be read or written.
-    """
-    unfinished = shutil.ignore_patterns(LOCK_FILE, _RESERVE, "*.part", "*.orbax-checkpoint-tmp*")
-    try:
-        shutil.copytree(original, run_dir, symlinks=True, ignore=unfinished, dirs_exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"resume: cannot copy {original} to {run_dir}: {first_line(error)}; delete {run_dir} before you try again"
-        ) from error
-
-
-def _require_usable_name(run_dir: Path) -> None:
-    """Checks that orbax can use the folder's name.
-
-    Raises:
-        ConfigError: The name is not UTF-8, or has a backslash.
-    """
+def require_usable_name(run_dir: Path) -> None:
+    """Checks that orbax can use the folder's name, which TensorStore and `glob` read as a pattern."""
     path = str(run_dir.absolute())
-    if "\\" in path:
+    if special := [character for character in "\\[]*?" if character in path]:
         raise ConfigError(
-            f"hydra.run.dir: cannot save checkpoints in {path}, because its name has a backslash; choose another name"
+            f"hydra.run.dir: cannot save checkpoints in {path}, because its name has {' '.join(special)}; "
+            "choose another name"
         )
     try:
         path.encode()

@@ -10,7 +10,7 @@ from rlstable.config import ConfigError
 from rlstable.io.checkpoint import OnEvent
 from rlstable.io.checkpoint_folder import require_no_links, require_step
 from rlstable.io.manifest import Manifest
-from rlstable.io.run_folder import confirmed_of, steps_in
+from rlstable.io.run_folder import confirmed_of, require_usable_name, steps_in
 from rlstable.io.store import first_readable, open_manager, ranked, read_arrays, read_json, read_scores
 
 
@@ -38,6 +38,7 @@ def restore_policy(
     folder = Path(directory).absolute()
     if (folder / "checkpoints").is_dir():
         folder = folder / "checkpoints"
+    require_usable_name(folder)
     require_no_links(folder)
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; give a run folder, which contains checkpoints/")

@@ -30,12 +30,9 @@ def preload() -> None:
 def open_manager(
     directory: Path, config: CheckpointConfig | None, scores: Mapping[int, float | None] | None = None
 ) -> Any:
-    """Opens orbax's manager for an existing folder.
+    """Opens orbax's manager for an existing folder; without `config` it only reads.
 
-    Args:
-        directory: The folder.
-        config: Which checkpoints are kept; None for a manager that only reads.
-        scores: Scores of all checkpoints; the manager reads them at every save.
+    The manager reads the scores of all checkpoints at every save.
     """
     import orbax.checkpoint as ocp
 
@@ -59,7 +56,7 @@ def open_manager(
         # Each process uses the manager alone; orbax would wait for the other processes.
         multiprocessing_options=_alone() if jax.process_count() > 1 else ocp.options.MultiprocessingOptions(),
     )
-    return ocp.CheckpointManager(_path_of(directory), options=options)
+    return ocp.CheckpointManager(directory, options=options)
 
 
 def _alone() -> Any:
@@ -69,28 +66,10 @@ def _alone() -> Any:
     return ocp.options.MultiprocessingOptions(own, {own}, f"process-{own}")
 
 
-def _path_of(directory: Path) -> Any:
-    """The folder as orbax's path type, with a `glob` that finds files also in a folder such as `run[1]`.
-
-    The original `glob` reads brackets of the folder's name as a pattern, and orbax then writes unreadable checkpoints.
-    """
-    from etils import epath
-
-    kind: Any = type(epath.Path(directory))
-
-    class Folder(kind):  # type: ignore[misc]
-        def glob(self, pattern: str) -> Iterator[Any]:
-            """All files that match a pattern below this folder."""
-            return (self._new(path) for path in Path(self).glob(pattern))
-
-    return Folder(directory)
-
-
 class _KeepBest:
     """Orbax preservation policy: keeps the `n` best by score, and all with an unknown score, which may be the best.
 
-    Orbax's own BestN is not used. It keeps up to `n` checkpoints even without a score, and its scores have no checksum:
-    a damaged score prevents opening the folder.
+    Orbax's own BestN keeps checkpoints without a score, and reads scores that have no checksum.
     """
 
     def __init__(self, n: int, scores: Mapping[int, float | None]):
@@ -98,8 +77,6 @@ class _KeepBest:
         self._scores = scores
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Whether to keep each checkpoint."""
-        del context
         steps = [info.step for info in checkpoints]
         best = ranked(self._scores, steps)[: self._n]
         return [step in best or step not in self._scores for step in steps]
@@ -136,12 +113,7 @@ def _to_number(value: Any) -> Any:
 
 
 def read_json(manager: Any, folder: Path, step: int) -> tuple[dict[str, Any], Manifest]:
-    """Reads the host data and the manifest of one checkpoint.
-
-    Raises:
-        Damaged: The checkpoint is damaged.
-        ConfigError: This rlstable cannot read the format.
-    """
+    """Reads the host data and the manifest of one checkpoint; raises like `manifest.from_json`."""
     manifest = _read_manifest(manager, folder, step)  # first, because the other items depend on the format
     host = _read_json(manager, step, "host")
     if not isinstance(host, dict):
@@ -152,11 +124,7 @@ def read_json(manager: Any, folder: Path, step: int) -> tuple[dict[str, Any], Ma
 
 
 def read_arrays(manager: Any, step: int, item: str, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
-    """Reads the arrays of one item, by path.
-
-    Raises:
-        Damaged: The checkpoint is damaged.
-    """
+    """Reads the arrays of one item, by path; raises `Damaged`."""
     import orbax.checkpoint as ocp
 
     with _reading():
@@ -212,12 +180,8 @@ def first_readable(
 ) -> tuple[Any, list[int]]:
     """Reads the first readable checkpoint.
 
-    Args:
-        directory: The folder of all checkpoints.
-        candidates: Returns the steps in order of preference. Called again after every failure, because a running
-            training may delete checkpoints; a deleted checkpoint is not damaged.
-        read: Reads one checkpoint, or raises `Damaged`.
-        on_damage: Called with step and error of each damaged checkpoint.
+    `candidates` returns the steps in order of preference. It is called again after every failure, because a running
+    training may delete checkpoints; a deleted checkpoint is not damaged.
 
     Returns:
         The result of `read`, and the damaged steps.
@@ -246,11 +210,7 @@ def first_readable(
 
 
 def verify(manager: Any, folder: Path, step: int) -> None:
-    """Checks a checkpoint by reading all of it.
-
-    Raises:
-        Damaged: The checkpoint is damaged.
-    """
+    """Checks a checkpoint by reading all of it; raises `Damaged`."""
     _, manifest = read_json(manager, folder, step)
     read_arrays(manager, step, "state", manifest.state)
     read_arrays(manager, step, "policy", manifest.policy)

@@ -65,6 +65,7 @@ class Saving:
         self._failures = 0
         self._nearly_full = False
         self._healthy = self._unsaved = False
+        self._last_score: float | None = None
         self._last_good: tuple[int, int] | None = None  # iteration and environment steps
         self._steps: dict[int, int] = {}  # environment steps by iteration, of the checkpoints of this process
         self._first_step = host.step
@@ -124,7 +125,7 @@ class Saving:
         saved, origins = self._snapshots.save(state, host.iteration)
         saved = sharding.gathered(dataclasses.replace(saved, incident=None))
         self._last_good = host.iteration, host.step
-        self._unsaved = False
+        self._last_score, self._unsaved = score, False
         if hosts.is_writer():
             with hosts.saving():
                 self._write(state, saved, origins, score)
@@ -216,6 +217,8 @@ class Saving:
             state: The last training state.
         """
         if self._config.checkpoint.enabled and stop_reason in SAVED:
+            if self._healthy and hosts.from_writer("unsaved", lambda: bool(self.unsaved_steps() and not self.gone)):
+                self.save(state, self._last_score)  # the failed save once more
             name = hosts.from_writer("final_stop_reason", lambda: self._unless_not_saved(stop_reason).name)
             stop_reason = StopReason[name]
         if stop_reason.succeeded and not finite(policy_arrays(state)):
