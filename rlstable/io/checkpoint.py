@@ -134,8 +134,7 @@ class Checkpoints:
             score: Score of the policy. A policy whose score is None or not finite is never best.
 
         Returns:
-            Whether the checkpoint was saved or, for an asynchronous save, whether the save started. A failure is also
-            reported as an event.
+            Whether the checkpoint was saved or, for an asynchronous save, whether the save started.
         """
         self.wait()
         make = functools.partial(items_of, iteration, state, policy, host)

@@ -250,13 +250,7 @@ class Console:
 
 
 class SeedConsole(Console):
-    """Passes events of one seed to the console of all seeds, which shows their common progress.
-
-    Args:
-        console: Console of all seeds.
-        seed: This seed.
-        shown: Shared events that were already shown; all seeds use the same set.
-    """
+    """Passes events of one seed to the console of all seeds, which shows their common progress."""
 
     def __init__(self, console: Console, seed: int, shown: set[str]):
         super().__init__("off", total_steps=1)

@@ -20,12 +20,8 @@ class JsonLines:
     """Writes `metrics.jsonl` and `events.jsonl`: strict JSON, one object per line, written when a call returns.
 
     Lines are only appended. Numbers that are not finite become null. A field named `step`, `time` or `kind` gets a
-    trailing underscore.
-
-    Args:
-        run_dir: Folder of the run.
-        resume_step: Step from which a resumed run continues. Metrics of later steps are cut off, because training
-            writes them again. Events are kept.
+    trailing underscore. A resume cuts off the metrics after `resume_step`, because training writes them again; events
+    are kept.
     """
 
     def __init__(self, run_dir: str | Path, resume_step: int | None = None):

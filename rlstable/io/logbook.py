@@ -24,14 +24,11 @@ _MOST_QUEUED = 1000  # rows; then training waits for the disk, so that the queue
 class Sink(Protocol):
     """A receiver of metrics and events; each method may raise."""
 
-    def log(self, step: int, metrics: Metrics) -> None:
-        """Receives the metrics of one logging interval; None means that a metric has no value."""
+    def log(self, step: int, metrics: Metrics) -> None: ...
 
-    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Receives one event."""
+    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None: ...
 
-    def close(self) -> None:
-        """Writes pending entries and closes the sink."""
+    def close(self) -> None: ...
 
 
 class Logbook:
@@ -45,12 +42,6 @@ class Logbook:
     | `sink_failed` | the first failure of a sink |
     | `sink_dropped` | three failures of a service in a row |
     | `sink_recovered` | the record works again after three or more failures; with the number of lines `lost` |
-
-    Args:
-        config: Selects the sinks.
-        run_dir: The run folder.
-        console: The console; it works before `start`, the files do not.
-        more: Additional services.
     """
 
     def __init__(self, config: Config, run_dir: Path, console: Console, more: Sequence[Sink] = ()):
@@ -77,12 +68,7 @@ class Logbook:
         return None if self._wandb is None else self._wandb.url
 
     def start(self, wandb_run_id: str | None, resume_step: int | None) -> None:
-        """Opens the files.
-
-        Args:
-            wandb_run_id: The wandb run to continue, if any.
-            resume_step: Step from which the run resumes; later rows are cut off, because training writes them again.
-        """
+        """Opens the files."""
         services: list[Sink] = [*self._more]
         chosen = self._config.logging
         first = resume_step or 0
@@ -132,12 +118,7 @@ class Logbook:
         return self._services is not None and self._services.shows_films
 
     def film(self, step: int, draw: Callable[[], Path | None]) -> None:
-        """Draws a film in the thread of the services, and passes it to those that show films.
-
-        Args:
-            step: Step of the film.
-            draw: Draws the film without raising; returns its GIF file, or None without a film.
-        """
+        """Draws a film in the thread of the services, and passes it to those that show films."""
         if self._services is not None:
             self._services.film(step, draw)
 
@@ -180,11 +161,6 @@ class _BackgroundSinks:
 
     Attributes:
         step: Step of the entry that is being written.
-
-    Args:
-        sinks: The sinks.
-        report: Called as `report(failed_sink, step, kind, fields)`.
-        step: First step.
     """
 
     def __init__(self, sinks: Sequence[Sink], report: Callable[[Sink, int, str, dict[str, Any]], None], step: int):
@@ -243,11 +219,8 @@ class _BackgroundSinks:
             try:
                 sink.close()
             except Exception as error:
-                warnings.warn(
-                    f"rlstable: {type(sink).__name__} could not be closed: {one_line(error)}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                text = f"rlstable: {type(sink).__name__} could not be closed: {one_line(error)}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _each(self, step: int, call: Callable[[Any], None], skipped: Sink | None = None) -> None:
         self.step = step

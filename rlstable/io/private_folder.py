@@ -48,12 +48,6 @@ def code_named(config: Config) -> str | None:
 def require_trust(file: Path, config: Config, trust: bool, how: str = "trust=true") -> None:
     """Checks that only this user could write settings that name code, or trusts them.
 
-    Args:
-        file: The settings file, `config.yaml` of a run or `incident.json`.
-        config: The settings in the file.
-        trust: Whether this user trusts the code, whoever wrote the settings.
-        how: Option that sets `trust`.
-
     Raises:
         ConfigError: The settings name code, and another user owns or may write the file or its folder.
     """
@@ -84,9 +78,6 @@ def writable_by_others(folder: Path) -> str | None:
     parent, because some systems create all folders of a home with umask 002.
 
     On systems without user ids, every folder passes.
-
-    Args:
-        folder: An existing folder.
 
     Raises:
         OSError: The folder does not exist.

@@ -105,13 +105,7 @@ class _Work:
 
 
 class Reminder:
-    """Prints "still running" lines about the innermost long work, from one background thread.
-
-    Args:
-        patience: Seconds between two lines.
-        write: Called with each line.
-        clock: Returns seconds.
-    """
+    """Prints "still running" lines about the innermost long work, from one background thread."""
 
     def __init__(self, patience: float, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self._patience = patience

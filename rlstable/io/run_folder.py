@@ -54,11 +54,7 @@ def _created(folder: str) -> bool:
 
 
 def newest_run(root: Path = Path("runs")) -> Path | None:
-    """The run folder whose result, metrics or configuration changed last; None without a run.
-
-    Args:
-        root: Folder to search, with all its subfolders.
-    """
+    """The run folder whose result, metrics or configuration changed last; None without a run."""
     changed = {}
     for parent, folders, files in os.walk(root):
         if "config.yaml" in files:
@@ -129,7 +125,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
     require_usable_name(run_dir)
     if resume not in (None, "auto") and Path(resume).resolve() != run_dir.resolve():
         raise ConfigError(
-            f"hydra.run.dir: a resumed run continues in its folder {resume}; to keep that one, copy it and resume the copy"
+            f"hydra.run.dir: a resumed run continues in its folder {resume}; to keep it, copy it and resume the copy"
         )
     # Checked first, so that a mistake creates no folder.
     _holds_a_run_to_resume(run_dir, resume, seeds)
@@ -215,16 +211,21 @@ def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
 def write_first_files(run_dir: Path, config: Mapping[str, Any], machine: Mapping[str, Any] | None) -> None:
     """Writes `config.yaml` and `machine.json`, and reserves disk space for `result.json` and `report.html`.
 
-    Args:
-        run_dir: The run folder.
-        config: The settings. Call this only after they were checked against the folder's checkpoints.
-        machine: Device and versions, for comparing runs; None to write none.
+    The settings must have been checked against the folder's checkpoints.
     """
     write_config(run_dir, config)
     with contextlib.suppress(OSError):  # training does not need the reserve
         write_atomically(run_dir / _RESERVE, os.urandom(_RESERVED))
     if machine is not None:
         write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
+
+
+def discard_start(run_dir: Path) -> None:
+    """Deletes the files of a start that failed, so that its folder does not count as the newest run."""
+    with contextlib.suppress(OSError):
+        if not (run_dir / "metrics.jsonl").exists():
+            (run_dir / "config.yaml").unlink(missing_ok=True)
+            (run_dir / "machine.json").unlink(missing_ok=True)
 
 
 def free_reserve(run_dir: Path) -> None:

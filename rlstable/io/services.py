@@ -19,11 +19,7 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 class TensorBoard:
-    """Scalars and events in `<run>/tensorboard`.
-
-    Args:
-        run_dir: Folder of the run.
-        resume_step: Step from which a resumed run continues; TensorBoard hides later steps.
+    """Scalars and events in `<run>/tensorboard`, of a resumed run from `resume_step` on.
 
     Raises:
         ConfigError: tensorboardX is not installed.
@@ -41,12 +37,11 @@ class TensorBoard:
         self._writer = SummaryWriter(str(subfolder(Path(run_dir), "tensorboard")), flush_secs=10, purge_step=purge)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Writes the metrics that have a finite value."""
-        for key, value in _finite(metrics).items():
-            self._writer.add_scalar(key, value, int(step))
+        for key, value in metrics.items():
+            if value is not None and math.isfinite(value):
+                self._writer.add_scalar(key, value, int(step))
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Writes an event as text under `events/<kind>`."""
         self._writer.add_text(f"events/{kind}", json.dumps(to_json(fields)), int(step))
 
     def film(self, step: int, path: Path) -> None:
@@ -60,7 +55,6 @@ class TensorBoard:
         self._writer.file_writer.add_summary(summary, int(step))
 
     def close(self) -> None:
-        """Writes pending entries; may be called again."""
         self._writer.close()
 
 
@@ -109,7 +103,6 @@ class Wandb:
                 on_event("wandb_failed", {"at": "start", "error": one_line(error)})
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Sends the metrics that have a value."""
         self._send(step, {key: value for key, value in metrics.items() if value is not None})
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
@@ -125,7 +118,6 @@ class Wandb:
         self._send(step, {"episode": wandb.Video(str(path), format="gif")})
 
     def close(self) -> None:
-        """Ends the W&B run; may be called again."""
         run, self._run = self._run, None
         if run is not None:
             run.finish()
@@ -146,12 +138,7 @@ def _start_wandb(
     if "finish_timeout" in getattr(wandb.Settings, "model_fields", ()):  # not in every supported version
         settings["finish_timeout"] = timeout
     return wandb.init(
-        mode=config.mode,
-        project=config.project,
-        entity=config.entity,
-        group=config.group,
-        name=config.name,
-        tags=config.tags,
+        **config.model_dump(),
         dir=str(run_dir),
         id=run_id,
         config=to_json(run_config),
@@ -160,7 +147,3 @@ def _start_wandb(
         reinit="create_new",  # a sweep has many runs in one process
         settings=wandb.Settings(**settings),
     )
-
-
-def _finite(metrics: Metrics) -> dict[str, float]:
-    return {key: value for key, value in metrics.items() if value is not None and math.isfinite(value)}

@@ -27,6 +27,7 @@ from rlstable.io.console import Console
 from rlstable.io.lock import RunLock
 from rlstable.io.run_folder import (
     confirmed_of,
+    discard_start,
     forget_result,
     free_reserve,
     open_run_dir,
@@ -153,6 +154,7 @@ class SeedRun:
         self.checkpoints = self._open_checkpoints()
         self._lock: RunLock | None = None
         self._opened = False
+        resumes = True
         try:
             resumes = hosts.from_writer("resumes", self._open_folder)
             if self._lock is not None and self._lock.unsupported is not None:
@@ -172,6 +174,8 @@ class SeedRun:
             self._opened = True
         except BaseException:
             self.close()
+            if hosts.is_writer() and not resumes:
+                discard_start(self.run_dir)
             raise
 
     def _require_same_machines(self, more_guards: MoreGuards) -> None:

@@ -70,8 +70,8 @@ class StopReason(Enum):
     not_saved = (13, "the last state could not be saved; only older states may be saved")
     time_limit = (75, "supervise.max_wall_time is over; the last iteration was saved, resume to continue")
     error = (1, "the program failed; the traceback was printed")
-    interrupted = (130, "stopped by Ctrl-C after an iteration, and saved")
-    preempted = (143, "stopped by SIGTERM or SIGHUP after an iteration, and saved")
+    interrupted = (130, "stopped by Ctrl-C after an iteration")
+    preempted = (143, "stopped by SIGTERM or SIGHUP after an iteration")
 
     def __init__(self, exit_code: int, meaning: str):
         self.exit_code = exit_code

@@ -126,6 +126,16 @@ def test_folder_whose_name_orbax_reads_as_a_pattern_is_rejected(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_start_that_fails_after_its_settings_are_written_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    logging = {"console": "off", "tensorboard": True}
+    with pytest.raises(ConfigError, match=r"^logging\.tensorboard: needs the package"):
+        TrainingLoop(quick(logging=logging), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_failed_run_releases_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr("rlstable.runner.setup.TrainingSetup.first_state", lambda *_: 1 / 0)
