@@ -61,13 +61,9 @@ class _Save(NamedTuple):
 class Checkpoints:
     """Saves, deletes, lists and restores the checkpoints of one run. Use it from one process and one thread.
 
-    The folder keeps the `keep` latest checkpoints, the `keep_best` best by score, and, if `keep_period` is set, every
-    `keep_period`-th iteration. A save never raises:
-
-    - A failure is the event `checkpoint_failed` with `iteration` and `error`; its temporary files are deleted. A
-      failure in the background is reported at the next call of any method.
-    - After a failure, `due` requests another save 1, 2, 4 ... iterations later, at most `every`. The next save is read
-      back. The first success is the event `checkpoint_saved_again`, with `iteration` and the number of `failures`.
+    The folder keeps the `keep` latest checkpoints, the `keep_best` best by score, and every `keep_period`-th iteration.
+    A save never raises: a failure is the event `checkpoint_failed`, at the latest at the next call of any method. Then
+    `due` requests another save 1, 2, 4 ... iterations later, which is read back (event `checkpoint_saved_again`).
 
     Call `close`, or use the object as a context manager. Otherwise a save that is still running at the end of the
     process is lost, because Python ends orbax's threads first. Complete checkpoints stay intact.
@@ -75,11 +71,10 @@ class Checkpoints:
     Args:
         run_dir: Folder of the run; the first save creates its subfolder `checkpoints`.
         config: Which checkpoints are kept, and whether files are written in the background.
-        on_event: Called as `on_event(kind, fields)` with the events above and the events of `restore`.
+        on_event: Called as `on_event(kind, fields)`.
         in_place: Returns whether the run folder is still this run's. If not, nothing in it is changed, and saves fail.
 
     Attributes:
-        directory: The folder of all checkpoints.
         error: The exception of the last save that failed; None before one.
     """
 
@@ -179,19 +174,15 @@ class Checkpoints:
         template: PyTree | Callable[[dict[str, Any]], PyTree],
         iteration: int | None = None,
     ) -> tuple[PyTree, dict[str, Any]]:
-        """Restores a state with the structure, dtypes and shardings of a template.
+        """Restores a state with the structure, dtypes and shardings of a template; returns it with the host data.
 
-        A damaged checkpoint is the event `checkpoint_damaged` with `iteration` and `error`. If `iteration` is None,
-        the damaged checkpoint is renamed and the previous one is restored.
+        A damaged checkpoint is the event `checkpoint_damaged`. If `iteration` is None, the damaged checkpoint is
+        renamed and the previous one is restored.
 
         Args:
-            template: Tree with the structure of the saved state, of arrays (also donated ones) or of
-                `ShapeDtypeStruct` with a sharding. NumPy arrays are restored as NumPy arrays. Or a function from the
-                host data to that tree, which may raise `ConfigError`.
+            template: Tree of arrays (also donated ones) or of `ShapeDtypeStruct` with a sharding, or a function from
+                the host data to that tree. NumPy arrays are restored as NumPy arrays.
             iteration: Iteration to restore; None for the latest that can be read.
-
-        Returns:
-            The state and the host data.
 
         Raises:
             ConfigError: The checkpoint does not exist or does not fit the template, or none can be read.

@@ -33,7 +33,7 @@ _GOOD_EVENTS = frozenset(
 _SHARED = frozenset(
     {
         "backend_chosen", "backend_fallback", "compile_cache_unusable", "compiler_options_unknown",
-        "configuration_changed", "disk_nearly_full", "environment_unwrapped", "environments_redrawn",
+        "configuration_changed", "environment_unwrapped", "environments_redrawn",
         "large_constants", "lock_unsupported", "memory_planned", "memory_tight",
         "precision_not_delivered",
         "versions_changed",

@@ -163,7 +163,9 @@ class _BackgroundSinks:
         step: Step of the entry that is being written.
     """
 
-    def __init__(self, sinks: Sequence[Sink], report: Callable[[Sink, int, str, dict[str, Any]], None], step: int):
+    def __init__(
+        self, sinks: Sequence[Sink], report: Callable[[Sink | None, int, str, dict[str, Any]], None], step: int
+    ):
         self._sinks = list(sinks)
         self._report = report
         self._failures: dict[Sink, int] = {}  # in a row

@@ -19,8 +19,7 @@ from rlstable import __version__
 from rlstable.config import Config
 from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.files import one_line
-from rlstable.io.space import free_bytes, is_full, size_of
+from rlstable.io.files import is_full, one_line
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
@@ -29,9 +28,6 @@ from rlstable.runner.seed_programs import SeedPrograms
 from rlstable.supervise.snapshots import Snapshots
 from rlstable.supervise.stop_reasons import SAVED, StopReason, command
 
-_ROOM = 2  # checkpoints that must still fit on the disk
-_LEAST_SIZE = 128 * 1024  # bytes of the smallest checkpoint, most of them JSON and padding of disk blocks
-_MEGABYTE = 1024 * 1024
 NOTHING_SAVED = "nothing_saved"
 
 
@@ -63,7 +59,6 @@ class Saving:
         self._log = log
         self._checkpoints = checkpoints
         self._failures = 0
-        self._nearly_full = False
         self._healthy = self._unsaved = False
         self._last_score: float | None = None
         self._last_good: tuple[int, int] | None = None  # iteration and environment steps
@@ -139,7 +134,6 @@ class Saving:
         self._checkpoints.wait()
         on_disk = self._checkpoints.on_disk()
         self._steps = {i: step for i, step in self._steps.items() if i in on_disk} | {host.iteration: host.step}
-        self.warn_if_disk_nearly_full(saved)
         self._checkpoints.save(host.iteration, saved, policy, metadata, score=score)
 
     def _metadata(self, score: float | None) -> dict[str, Any]:
@@ -159,24 +153,6 @@ class Saving:
             "version": __version__,
             "versions": programs.versions,
         }
-
-    def warn_if_disk_nearly_full(self, state: Any) -> None:
-        """Warns if the disk has room for fewer than two more checkpoints; again only after there was room for three.
-
-        Args:
-            state: The training state, by whose size the first checkpoint is estimated.
-        """
-        if not self._config.checkpoint.enabled or not hosts.is_writer():
-            return
-        iterations = self._checkpoints.on_disk()
-        sizes = [size_of(self._checkpoints.directory / str(iteration)) for iteration in iterations[-1:]]
-        needed = max(sizes or [sum(leaf.nbytes for leaf in jax.tree.leaves(state)), _LEAST_SIZE])
-        free = free_bytes(self._checkpoints.directory)
-        nearly_full = free is not None and free < _ROOM * needed
-        if nearly_full and not self._nearly_full and free is not None:
-            megabytes = {"free_mb": round(free / _MEGABYTE, 1), "checkpoint_mb": round(needed / _MEGABYTE, 1)}
-            self._log.event("disk_nearly_full", **megabytes)
-        self._nearly_full = nearly_full or (self._nearly_full and free is not None and free < (_ROOM + 1) * needed)
 
     def on_checkpoint_event(self, kind: str) -> None:
         """Counts failed saves, and warns at growing intervals how many steps are not saved.

@@ -230,7 +230,6 @@ class SeedRun:
             write_first_files(self.run_dir, config.model_dump(mode="json"), programs.machine)
         self.saving = Saving(config, host, programs, snapshots, self.log, self.checkpoints)
         self.log.start(programs.setup.ppo)
-        self.saving.warn_if_disk_nearly_full(self.state)
 
     @property
     def ended_before(self) -> StopReason | None:

@@ -169,8 +169,6 @@ def test_command_on_a_disk_without_room_for_a_checkpoint_exits_with_13_and_print
     assert errors == ""
     assert "stop reason  not_saved: the last state could not be saved" in said
     assert f"not saved    the last {LAST * ITERATION:,} steps" in said
-    assert re.search(r"! step 0  disk_nearly_full: free_mb 0\.\d, checkpoint_mb 0.1", said)
-    assert said.index("disk_nearly_full") < said.index("checkpoint_failed")
     assert "sign nothing_saved: no good state was saved in the last" in said
     assert not re.search(r"^\s*(resume|load) ", said, re.M)  # there is no policy
     left = read_result(tiny_disk)
@@ -295,19 +293,6 @@ def test_seed_that_cannot_be_saved_does_not_change_the_stop_reason_of_the_others
     assert result.stop_reason is StopReason.not_saved
     left = read_result(tmp_path)
     assert left is not None and left["seeds"]["1"]["unsaved_steps"] == 2 * ITERATION
-
-
-def test_nearly_full_disk_is_reported_once_until_there_is_room_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    megabyte = 1024 * 1024
-    monkeypatch.setattr("rlstable.runner.saving.size_of", lambda folder: megabyte)
-    # Before the first iteration, then at every save.
-    free = iter([200_000, *(int(share * megabyte) for share in (2.5, 1.9, 2.5, 3.5, 1.5, 1.0, 9.0, 9.0))])
-    monkeypatch.setattr("rlstable.runner.saving.free_bytes", lambda folder: next(free))
-    TrainingLoop(quick(), tmp_path).run()
-    said = [(event["step"] // ITERATION, event["free_mb"]) for event in events(tmp_path, "disk_nearly_full")]
-    assert said == [(0, 0.2), (2, 1.9), (5, 1.5)]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
