@@ -24,14 +24,6 @@ import jax
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
 from rlstable.io.arrays import PyTree, describe, place, require_fit
-from rlstable.io.checkpoint_folder import (
-    keep_damaged,
-    make_room_to_retire,
-    remove_unfinished,
-    require_step,
-    set_aside,
-    settle,
-)
 from rlstable.io.files import one_line, subfolder
 from rlstable.io.manifest import Damaged
 from rlstable.io.run_folder import steps_in
@@ -39,11 +31,17 @@ from rlstable.io.store import (
     finite,
     first_readable,
     items_of,
+    keep_damaged,
+    make_room_to_retire,
     open_manager,
     ranked,
     read_arrays,
     read_json,
     read_scores,
+    remove_unfinished,
+    require_step,
+    set_aside,
+    settle,
     verify,
 )
 

@@ -304,15 +304,7 @@ def _open_terminal(mode: str, stream: TextIO | None, terminal: RichConsole | Non
 
 
 def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
-    """An event as one line.
-
-    | event | line |
-    |---|---|
-    | `configuration_changed` | `kind: key: old -> new (how)` |
-    | `sign` | `sign name: text` |
-    | `sign_recovered` | `sign name recovered` |
-    | other | `kind: key value, ...`; a mapping becomes `key (name value, ...)` |
-    """
+    """An event as one line, such as `kind: key value, ...`; a mapping becomes `key (name value, ...)`."""
     seed = f" of {_text(fields['of'])}" if "of" in fields else ""
     if kind == "sign" and {"sign", "text"} <= fields.keys():
         return f"sign {_text(fields['sign'])}{seed}: {_text(fields['text'])}"

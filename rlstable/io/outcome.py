@@ -12,15 +12,11 @@ class Outcome(NamedTuple):
     """The policy that a run hands over, which is the policy that `load_policy` takes, and its return.
 
     Attributes:
-        value: Return of the policy, the interquartile mean over several seeds; None without a return.
-        best: Greatest return of any evaluation of the run, never below `value`; None without a return.
+        value: Return of the policy, the interquartile mean over several seeds.
+        best: Greatest return of any evaluation of the run, never below `value`.
         confirmed: Whether `value` was measured in fresh episodes, which did not choose the policy.
-        episodes: Number of the fresh episodes; None if not confirmed or unknown.
-        iteration: Iteration of the policy; None if unknown or without a saved policy.
-        step: Environment steps of the policy; None as for `iteration`.
         is_last: Whether the policy is the last state's.
-        last: Return of the last state: in the fresh episodes if confirmed, else of the last evaluation; None if
-            unknown.
+        last: Return of the last state: in the fresh episodes if confirmed, else of the last evaluation.
         fallen: Whether the last state collapsed, so that the run replaced its policy by an earlier one.
     """
 

@@ -8,10 +8,18 @@ from typing import Any, Literal
 
 from rlstable.config import ConfigError
 from rlstable.io.checkpoint import OnEvent
-from rlstable.io.checkpoint_folder import require_no_links, require_step
 from rlstable.io.manifest import Manifest
 from rlstable.io.run_folder import confirmed_of, require_usable_name, steps_in
-from rlstable.io.store import first_readable, open_manager, ranked, read_arrays, read_json, read_scores
+from rlstable.io.store import (
+    first_readable,
+    open_manager,
+    ranked,
+    read_arrays,
+    read_json,
+    read_scores,
+    require_no_links,
+    require_step,
+)
 
 
 def restore_policy(

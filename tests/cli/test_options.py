@@ -60,7 +60,7 @@ def test_latest_of_several_seeds_is_the_best_seed(here: Path, capsys: pytest.Cap
     make_run(fleet, 1)
     for seed, best in ((0, 1.0), (1, 2.0)):
         (fleet / f"seed-{seed}" / "checkpoints" / "5").mkdir(parents=True)
-        (fleet / f"seed-{seed}" / "result.json").write_text(json.dumps({"best_return": best}))
+        (fleet / f"seed-{seed}" / "result.json").write_text(json.dumps({"return": best}))
     assert options(PolicyOptions, []).run == Path("runs/ant/1/seed-1")
     assert capsys.readouterr().err == "run: runs/ant/1/seed-1, the best seed of the newest run\n"
     assert options(ReportOptions, []).run == (Path("runs/ant/1"),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 import time
 
@@ -66,12 +65,6 @@ def test_console_shows_no_return_of_a_void_evaluation():
         "step  50 / 100   50.0 %         -- steps/s  ETA       --  return         --  trips 0"
         "  evaluated  aborted 100.0 %\n"
     )
-
-
-def test_console_shows_an_eta_of_days():
-    console, stream, _ = make_plain(10**9)
-    console.log(0, {"training/sps": 5_000.0})
-    assert "ETA 2d 7:33:20  return" in stream.getvalue()
 
 
 def test_console_prints_each_event_in_one_line():
@@ -205,17 +198,6 @@ def test_rich_console_shows_a_bar_and_keeps_evaluations_and_events():
     assert terminal.file.getvalue().count("\x1b[?25h") == terminal.file.getvalue().count("\x1b[?25l") == 2
 
 
-def test_rich_console_shows_a_failed_compilation_during_training():
-    console, terminal, clock = make_rich()
-    console.log(1, {})
-    with pytest.raises(KeyboardInterrupt), console.compiling("training"):
-        clock.now += 2
-        raise KeyboardInterrupt
-    console.log(2, {})
-    console.close()
-    assert "failed to compile training after 2.0 s" in terminal.export_text()
-
-
 def test_closed_pipe_of_the_console_does_not_end_the_run():
     class Closed(io.StringIO):
         def write(self, _: str) -> int:
@@ -236,18 +218,6 @@ def test_console_replaces_characters_that_the_stream_cannot_write():
     assert raw.getvalue() == b"gr??er\n"
 
 
-def test_console_reminds_of_long_operations(capsys):
-    console = Console("plain", 100, "ant", patience=0.01)
-    with console.working("iteration 3", expected=90.0):
-        deadline = time.monotonic() + 60.0
-        while "so far" not in (seen := capsys.readouterr().out) and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert re.search(r"iteration 3: \d+ s of about 90 s so far", seen)
-    capsys.readouterr()
-    time.sleep(0.05)
-    assert capsys.readouterr().out == ""  # reminders end with the block
-
-
 def test_verbose_console_prints_the_learning_metrics_of_a_row():
     stream = io.StringIO()
     console = Console("plain", 1000, verbose=True, interval=1e9, stream=stream)
@@ -256,12 +226,6 @@ def test_verbose_console_prints_the_learning_metrics_of_a_row():
     lines = [line.split() for line in stream.getvalue().splitlines()]
     assert ["step", "64", "value", "loss", "0.25", "distance", "0.012", "clipped", "12%"] in lines
     assert ["step", "128", "value", "loss", "nan"] in lines
-
-
-def test_console_prints_no_learning_metrics_by_default():
-    stream = io.StringIO()
-    Console("plain", 1000, stream=stream).log(64, {"training/v_loss": 0.25})
-    assert "value loss" not in stream.getvalue()
 
 
 def test_eta_is_of_the_latest_rows_with_evaluations_and_starts_again_after_a_rollback() -> None:
@@ -289,15 +253,3 @@ def test_work_beside_training_is_shown_on_a_terminal_only() -> None:
     console.message("done")
     shown = terminal.file.getvalue()
     assert "evaluating the policy ..." in shown and shown.rstrip().endswith("done")
-
-
-def test_header_is_a_table_below_the_title() -> None:
-    console, stream, _ = make_plain(title="ant")
-    console.message("compiled")
-    console.header([("task", "ant, physics mjx"), ("networks", "policy 64")])
-    assert stream.getvalue().splitlines() == [
-        "ant",
-        "compiled",
-        "  task      ant, physics mjx",
-        "  networks  policy 64",
-    ]

@@ -163,17 +163,6 @@ def test_run_saves_again_under_the_number_of_a_damaged_checkpoint(run, role, asy
     assert left == ["2", "3", "3.damaged", "4"]
 
 
-def test_policy_other_than_the_best_is_restored_with_a_warning(run):
-    flip(run / "checkpoints/2/host/metadata")
-    with pytest.warns(
-        RuntimeWarning, match=rf"^rlstable: {run}/checkpoints/2 is damaged \(.*\); using another checkpoint$"
-    ):
-        assert restore_policy(run)[1] == {"i": 3}
-    empty(run / "checkpoints/3/manifest/metadata")
-    with pytest.warns(RuntimeWarning, match=r"checkpoints/3 is damaged"):
-        assert restore_policy(run, "latest")[1] == {"i": 1}
-
-
 def test_damaged_checkpoint_that_was_requested_by_number_is_an_error(run):
     flip(next(run.glob("checkpoints/3/policy/d/*")))
     empty(run / "checkpoints/3/host/metadata")
@@ -201,19 +190,6 @@ def test_error_names_all_checkpoints_if_none_can_be_read(run):
         "choose another run folder"
     )
     assert events == [3, 2, 1]
-
-
-def test_two_damaged_checkpoints_in_a_row_are_skipped(run):
-    flip(run / "checkpoints/3/host/metadata")
-    flip(run / "checkpoints/2/manifest/metadata")
-    (run / "checkpoints/3.damaged").mkdir()  # of an earlier time
-    events: list[int] = []
-    with Checkpoints(run, SYNC, lambda kind, fields: events.append(fields["iteration"])) as checkpoints:
-        assert checkpoints.restore(TEMPLATE)[1] == {"i": 1}
-        assert (checkpoints.all(), checkpoints.best()) == ([1], 1)
-    assert events == [3, 2]
-    left = sorted(path.name for path in (run / "checkpoints").iterdir())
-    assert left == ["1", "2.damaged", "3.damaged", "3.damaged-2"]
 
 
 def test_checkpoint_of_another_configuration_is_not_marked_as_damaged(run):
@@ -247,16 +223,6 @@ def test_edited_json_of_a_checkpoint_is_noticed(run, edit):
     with Checkpoints(run, SYNC) as checkpoints:
         assert checkpoints.best() == 2
         assert checkpoints.restore(TEMPLATE)[1] == {"i": 2}
-
-
-def test_array_of_another_checkpoint_is_noticed(run):
-    """Undamaged files of two checkpoints do not make a third."""
-    shutil.rmtree(run / "checkpoints/3/state")
-    shutil.copytree(run / "checkpoints/1/state", run / "checkpoints/3/state")
-    events: list[str] = []
-    with Checkpoints(run, SYNC, lambda _, fields: events.append(fields["error"])) as checkpoints:
-        assert checkpoints.restore(TEMPLATE)[1] == {"i": 2}
-    assert events == ["the checksum of the array noise of state is wrong"]
 
 
 def test_checkpoint_under_another_number_is_noticed(run):

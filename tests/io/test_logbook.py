@@ -101,15 +101,6 @@ def test_training_does_not_wait_for_a_service_and_no_row_is_lost(
     assert "late" not in stream.getvalue()
 
 
-def test_event_with_an_unreadable_field_is_logged(tmp_path: Path, console: Console) -> None:
-    book = Logbook(tiny_config(), tmp_path, console)
-    book.start(None, None)
-    book.event(64, "odd", {"field": Unreadable()})
-    book.close()
-    found = [(line["kind"], line.get("unreadable")) for line in lines(tmp_path, "events.jsonl")]
-    assert found[-1] == ("odd", "ValueError: gone")
-
-
 def test_wandb_error_is_logged_at_the_step_of_the_rejected_row(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

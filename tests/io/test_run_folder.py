@@ -93,15 +93,6 @@ def test_runs_that_start_in_the_same_second_have_different_folders(
     assert sorted(folders) == sorted(str(folder) for folder in Path("runs").glob("*/*"))
 
 
-def test_run_folder_that_cannot_be_created_is_reported_by_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").write_text("a file")
-    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: cannot write to runs/toys\.PointMass/"):
-        TrainingLoop(tiny_config(total_steps=64), None)
-
-
 def test_resume_with_another_run_folder_is_rejected(finished: Path, tmp_path: Path) -> None:
     config = quick(4, resume=str(finished))
     with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: a resumed run continues in its folder"):
@@ -165,17 +156,6 @@ def test_run_continues_and_logs_an_event_if_its_folder_cannot_be_locked(
     monkeypatch.setattr("fcntl.flock", flock)
     assert TrainingLoop(quick(1), tmp_path).run().stop_reason is StopReason.completed
     assert events(tmp_path)[0] == {"kind": "lock_unsupported", "error": "No locks available"}
-
-
-def test_unwritable_folder_is_rejected_before_anything_compiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr("rlstable.runner.setup.TrainingSetup.first_state", lambda *_: pytest.fail("too late"))
-    with pytest.raises(
-        ConfigError, match=r"^hydra\.run\.dir: cannot write to .*: Not a directory; choose another folder"
-    ):
-        TrainingLoop(quick(), tmp_path / "file" / "run")
 
 
 def test_run_with_a_damaged_newest_checkpoint_resumes_from_the_one_before(finished: Path, tmp_path: Path) -> None:
@@ -266,8 +246,3 @@ def test_overrides_are_read_back_unless_the_file_is_damaged(tmp_path: Path) -> N
     for damaged in (b"\xff", b"{}", b'["torn'):
         (tmp_path / "overrides.json").write_bytes(damaged)
         assert read_overrides(tmp_path) is None
-
-
-def test_overrides_that_cannot_be_written_stop_no_job(tmp_path: Path) -> None:
-    write_overrides(tmp_path / "missing", ["env=ant"])
-    assert not (tmp_path / "missing").exists()

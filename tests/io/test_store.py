@@ -68,15 +68,6 @@ def test_saving_an_earlier_iteration_replaces_the_later_ones(tmp_path, asynchron
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
 
 
-def test_scores_of_an_abandoned_attempt_are_forgotten(tmp_path):
-    """Both of replaced checkpoints and of those deleted before."""
-    with Checkpoints(tmp_path, CheckpointConfig(keep=1, keep_best=1, asynchronous=False)) as checkpoints:
-        save_scores(checkpoints, {1: 1.0, 2: 5.0, 3: 9.0, 4: None})
-        assert checkpoints.all() == [3, 4]
-        save_scores(checkpoints, {1: 2.0, 2: None, 3: None, 4: None})
-        assert (checkpoints.all(), checkpoints.best()) == ([1, 4], 1)
-
-
 def test_crash_while_replacing_a_checkpoint_loses_nothing(tmp_path):
     with Checkpoints(tmp_path, SYNC) as checkpoints:
         save_scores(checkpoints, {1: None, 2: None})
@@ -131,17 +122,6 @@ def test_save_beyond_the_file_size_limit_is_an_event_and_keeps_the_last_checkpoi
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]  # nothing torn is left
 
 
-def test_state_that_cannot_be_saved_is_an_event(tmp_path):
-    events = []
-    with Checkpoints(tmp_path, SYNC, lambda kind, fields: events.append(fields["error"])) as checkpoints:
-        assert not checkpoints.save(1, {"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}}, POLICY, {})
-        assert not checkpoints.save(1, {"x": jnp.ones(1)}, POLICY, {"f": object()})
-    assert events == [
-        "ValueError: two arrays have the path 'a/b'",
-        "TypeError: host data must be JSON, got object",
-    ]
-
-
 def test_crash_while_deleting_a_checkpoint_leaves_no_damaged_checkpoint(tmp_path, monkeypatch):
     """A checkpoint is renamed before its files are deleted."""
     retired = tmp_path / "checkpoints/.retired"
@@ -149,7 +129,7 @@ def test_crash_while_deleting_a_checkpoint_leaves_no_damaged_checkpoint(tmp_path
         save_scores(checkpoints, {1: None})
         with monkeypatch.context() as crashed:
             crashed.setattr(
-                "rlstable.io.checkpoint_folder.shutil.rmtree", lambda path, **_: next(path.rglob("manifest/*")).unlink()
+                "rlstable.io.store.shutil.rmtree", lambda path, **_: next(path.rglob("manifest/*")).unlink()
             )
             save_scores(checkpoints, {2: None})
         assert [path.name for path in retired.iterdir()] == ["1"]

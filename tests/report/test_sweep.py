@@ -23,7 +23,7 @@ RATES = ("1e-4", "1e-3", "1e-2")
 def setting(name: str, *scores: float | None) -> Setting:
     """A setting whose seeds have some best returns."""
     jobs = [
-        Job(str(seed), Path("no/such"), (f"lr={name}", "env=ant", f"seed={seed}"), {"best_return": score})
+        Job(str(seed), Path("no/such"), (f"lr={name}", "env=ant", f"seed={seed}"), {"return": score})
         for seed, score in enumerate(scores)
     ]
     return Setting((("lr", name), ("env", "ant")), tuple(jobs))
@@ -74,9 +74,9 @@ def test_seeds_of_one_run_count_as_seeds_of_their_setting(tmp_path: Path) -> Non
 
 
 def test_setting_of_failed_runs_comes_last() -> None:
-    dead = Job("0", Path(), ("a=1",), {"stop_reason": "error", "best_return": None})
-    void = Job("3", Path(), ("a=3",), {"stop_reason": "completed", "best_return": float("nan")})
-    alive = Job("1", Path(), ("a=2",), {"stop_reason": "completed", "best_return": -5.0})
+    dead = Job("0", Path(), ("a=1",), {"stop_reason": "error", "return": None})
+    void = Job("3", Path(), ("a=3",), {"stop_reason": "completed", "return": float("nan")})
+    alive = Job("1", Path(), ("a=2",), {"stop_reason": "completed", "return": -5.0})
     assert [setting.iqm is None for setting in settings_of([dead, void, alive])] == [False, True, True]
 
 
@@ -109,7 +109,7 @@ def test_sweep_with_a_run_that_was_cut_short_names_no_best_setting(sweep: Path) 
 
 
 def test_damaged_results_are_read_as_far_as_possible(tmp_path: Path) -> None:
-    damaged: list[Any] = [{"overrides": 5}, {"best_return": "high"}]
+    damaged: list[Any] = [{"overrides": 5}, {"return": "high"}]
     for number, result in enumerate(damaged):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "result.json").write_text(json.dumps(result))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,8 @@ def test_full_disk_leaves_no_partial_incident(tmp_path: Path, monkeypatch: pytes
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(*((Path, "write_bytes", full) if when == "arrays.npz" else (os, "replace", full)))
+    target = "rlstable.supervise.incident.write_atomically" if when == "arrays.npz" else "os.replace"
+    monkeypatch.setattr(target, full)
     with pytest.raises(OSError, match="No space left"):
         written(tmp_path)
     assert list((tmp_path / "incidents").iterdir()) == []
@@ -120,7 +120,7 @@ DAMAGE = {
     "no arrays": (lambda folder: (folder / "arrays.npz").unlink(), "is no incident, it has no arrays.npz"),
     "no facts": (lambda folder: (folder / "incident.json").unlink(), "is no incident, it has no incident.json"),
     "something else": (lambda folder: (folder / "incident.json").write_text("[1]"), "cannot be read"),
-    "newer": (_newer, "has incident format 2, which rlstable 0.1.0 cannot read; update rlstable to 9.0"),
+    "newer": (_newer, "has incident format 2, which rlstable 0.1.0 cannot read; use rlstable 9.0"),
 }
 
 
