@@ -32,7 +32,7 @@ from rlstable.config.run import EnvConfig
 from rlstable.device.machine import share_of_cores
 from rlstable.device.mjx import uses_warp
 from rlstable.device.precision import Precision, level
-from rlstable.io.private_folder import make_private, user_id, writable_by_others
+from rlstable.io.private_folder import make_private, writable_by_others
 from rlstable.io.versions import versions
 
 # Configuration keys and JAX flags that do not change a program's text: the host reads them, or they are data.
@@ -85,7 +85,7 @@ def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
     if files is None or folder is None:
         return Programs(precision, options)
     # A private folder, because its files are executed and JAX's cache folder may be shared.
-    return TraceCache(folder / f"traced-{user_id()}", _key_text(config, files, mesh), mesh, precision, options)
+    return TraceCache(folder / f"traced-{os.getuid()}", _key_text(config, files, mesh), mesh, precision, options)
 
 
 def _sources_of(config: EnvConfig, env: Any) -> str | None:

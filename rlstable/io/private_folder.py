@@ -20,11 +20,6 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlstable"
 
 
-def user_id() -> int:
-    """The id of the user who runs this process; 0 on systems without user ids."""
-    return os.getuid() if hasattr(os, "getuid") else 0
-
-
 def make_private(folder: Path) -> None:
     """Creates a folder and its missing parents with mode 0700.
 
@@ -63,9 +58,6 @@ def require_trust(file: Path, config: Config, trust: bool, how: str = "trust=tru
 
 
 def _exposed_to_others(status: os.stat_result) -> bool:
-    """Whether another user owns a file or folder, or may write to it; False on systems without user ids."""
-    if not hasattr(os, "getuid"):
-        return False
     return status.st_uid != os.getuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
@@ -77,13 +69,9 @@ def writable_by_others(folder: Path) -> str | None:
     the sticky bit, like `/tmp`; otherwise another user could replace the folder. The user's group may write to a
     parent, because some systems create all folders of a home with umask 002.
 
-    On systems without user ids, every folder passes.
-
     Raises:
         OSError: The folder does not exist.
     """
-    if not hasattr(os, "getuid"):
-        return None
     folder = folder.resolve(strict=True)
     status = folder.stat()
     if status.st_uid != os.getuid():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -84,16 +83,3 @@ def test_lock_file_deleted_while_waiting_is_not_the_lock(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="is in use"):
         RunLock(tmp_path)
     others[0].release()
-
-
-def test_lock_reports_a_file_system_without_locks(tmp_path, monkeypatch):
-    number = errno.ENOLCK
-
-    def flock(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    lock = RunLock(tmp_path)
-    assert lock.unsupported == os.strerror(number)
-    lock.release()
-    assert list(tmp_path.iterdir()) == []
