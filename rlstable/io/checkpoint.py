@@ -102,7 +102,6 @@ class Checkpoints:
 
     @property
     def failing(self) -> bool:
-        """Whether the last save failed."""
         return self._failures > 0
 
     def save(
@@ -134,7 +133,6 @@ class Checkpoints:
         return self._write(_Save(iteration, finite(score), make), self._config.asynchronous)
 
     def latest(self) -> int | None:
-        """The last iteration on disk; None without any."""
         return max(self.all(), default=None)
 
     def best(self) -> int | None:
@@ -247,7 +245,6 @@ class Checkpoints:
         return self._manager
 
     def _write(self, save: _Save, in_background: bool) -> bool:
-        """Writes a checkpoint, or starts to. Returns whether that succeeded."""
         try:
             # TensorStore keeps writing for a moment after its first error, so the save after a failure is read back.
             self._begin(save, in_background and not self.failing)

@@ -109,7 +109,6 @@ class Console:
             atexit.register(self.close)  # a crash must not leave the terminal without its cursor
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        """Shows progress and return."""
         now = self._progress
         now.add(int(step), metrics, self._clock())
         self._trips |= {key: int(value or 0) for key, value in metrics.items() if _TRIPS.fullmatch(key)}
@@ -126,7 +125,6 @@ class Console:
                 self._line(describe_learning(now.step, metrics), "dim")
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Prints one line for one event."""
         self._progress.step = int(step)
         if kind == "stopped":
             return  # the summary reports it
@@ -168,7 +166,6 @@ class Console:
                 self._line(f"{outcome} {self._clock() - started:.1f} s", "dim")
 
     def message(self, text: str) -> None:
-        """Prints a line."""
         with self._showing():
             self._line(text)
 
@@ -275,7 +272,6 @@ class SeedConsole(Console):
             self._console.event(step, kind, {"of": self._name, **fields})
 
     def message(self, text: str) -> None:
-        """Prints a line."""
         self._console.message(f"{self._name}: {text}")
 
     def summary(self, rows: Sequence[tuple[str, str]]) -> None:

@@ -30,11 +30,9 @@ class JsonLines:
         self._events = _LineFile(folder / "events.jsonl", None)
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        """Appends one line to metrics.jsonl."""
         self._metrics.append({"step": int(step), "time": time.time()}, metrics)
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Appends one line to events.jsonl."""
         self._events.append({"step": int(step), "time": time.time(), "kind": kind}, fields)
 
     @property
@@ -43,7 +41,6 @@ class JsonLines:
         return self._metrics.in_place and self._events.in_place
 
     def close(self) -> None:
-        """Closes the files; may be called again."""
         self._metrics.close()
         self._events.close()
 

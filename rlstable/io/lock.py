@@ -53,7 +53,6 @@ class RunLock:
             _write(self._file)
 
     def release(self) -> None:
-        """Releases the lock; may be called again."""
         file, self._file = self._file, None
         if file is not None:
             if self._is_in_place(file):  # otherwise another run owns the folder under this name

@@ -59,7 +59,6 @@ class Logbook:
 
     @property
     def wandb_run_id(self) -> str | None:
-        """The wandb run to continue after a resume."""
         return None if self._wandb is None else self._wandb.run_id
 
     @property
@@ -68,7 +67,6 @@ class Logbook:
         return None if self._wandb is None else self._wandb.url
 
     def start(self, wandb_run_id: str | None, resume_step: int | None) -> None:
-        """Opens the files."""
         services: list[Sink] = [*self._more]
         chosen = self._config.logging
         first = resume_step or 0
@@ -114,7 +112,6 @@ class Logbook:
 
     @property
     def shows_films(self) -> bool:
-        """Whether a service shows films."""
         return self._services is not None and self._services.shows_films
 
     def film(self, step: int, draw: Callable[[], Path | None]) -> None:
@@ -123,7 +120,6 @@ class Logbook:
             self._services.film(step, draw)
 
     def wait(self) -> None:
-        """Waits until the record is complete."""
         if self._record is not None:
             self._record.wait()
 

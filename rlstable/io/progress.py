@@ -39,7 +39,6 @@ class Progress:
     _samples: deque[tuple[float, int]] = dataclasses.field(default_factory=lambda: deque(maxlen=_SAMPLES))
 
     def add(self, step: int, metrics: Mapping[str, float | int | None], now: float) -> None:
-        """Takes a row at a time in seconds."""
         if self._samples and step <= self._samples[-1][1]:
             self._samples.clear()  # a rollback
         self._samples.append((now, step))
@@ -79,7 +78,6 @@ class Progress:
         return "  ".join(columns)
 
     def short(self) -> str:
-        """The line beside the progress bar."""
         speed, value = _number(self.sps, ",.0f"), _number(self.episode_return, ",.2f")
         origin = "training" if self.evaluated_at is None else "evaluated"
         steps = f"{self.step:,}/{self.total:,}"

@@ -45,7 +45,6 @@ class TensorBoard:
         self._writer.add_text(f"events/{kind}", json.dumps(to_json(fields)), int(step))
 
     def film(self, step: int, path: Path) -> None:
-        """Writes a film, a GIF file, among the images under `episode`."""
         from tensorboardX.proto.summary_pb2 import Summary
 
         data = path.read_bytes()
@@ -106,13 +105,11 @@ class Wandb:
         self._send(step, {key: value for key, value in metrics.items() if value is not None})
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Counts the event in the metric `events/<kind>`."""
         del fields
         self._counts[kind] = self._counts.get(kind, 0) + 1
         self._send(step, {f"events/{kind}": self._counts[kind]})
 
     def film(self, step: int, path: Path) -> None:
-        """Sends a film, a GIF file, as the video `episode`."""
         import wandb
 
         self._send(step, {"episode": wandb.Video(str(path), format="gif")})
