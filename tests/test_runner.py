@@ -8,21 +8,18 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from toys import GUARDS_OFF, LIMITERS_OFF, tiny_config
 
-from rlstable import load_policy
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
 from rlstable.device.precision import SINGLE
-from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import read_result, steps_in
-from rlstable.policy.policy import policy_arrays
 from rlstable.runner import loop
 from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.loop import TrainingLoop
@@ -508,34 +505,6 @@ def test_failing_program_is_logged_and_raises_the_first_error(tmp_path: Path, mo
     events = lines(tmp_path / "events.jsonl")
     assert [event["kind"] for event in events] == ["error", "stopped"]
     assert events[0]["message"] == "RuntimeError: the device is on fire"
-
-
-class OldTuning(NamedTuple):
-    """`Tuning` in checkpoints saved before clipping could be tightened."""
-
-    learning_rate: Any
-    learning_rate_scale: Any
-    step_scale: Any
-    loss_scale: Any
-    good_steps: Any
-    epochs: Any
-
-
-def test_checkpoint_of_an_older_version_is_resumed(tmp_path: Path) -> None:
-    config = quick(checkpoint={"asynchronous": False})
-    TrainingLoop(config, tmp_path, lambda step, _: step == 2 * ITERATION).run()
-    whole = TrainingLoop(quick(resume="auto"), tmp_path)
-    whole.close()
-    now = whole.single.state.tuning
-    old = dataclasses.replace(whole.single.state, tuning=OldTuning(*(getattr(now, name) for name in OldTuning._fields)))
-    with Checkpoints(tmp_path, config.checkpoint) as checkpoints:
-        host = load_policy(tmp_path, "latest").host
-        for name in ("attempts", "rungs", "plan"):
-            del host["host"][name]
-        checkpoints.save(2, old, policy_arrays(whole.single.state), host)
-    resumed = TrainingLoop(quick(resume="auto"), tmp_path)
-    assert float(resumed.single.state.tuning.clip_scale) == 1.0
-    assert resumed.run().stop_reason is StopReason.completed
 
 
 @pytest.mark.parametrize("schedules", [("linear", "constant"), ("constant", "linear")])
