@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,9 +16,9 @@ import yaml
 
 from rlstable.config import ConfigError
 from rlstable.config.renamed import updated
-from rlstable.config.schema import expand_home
+from rlstable.config.schema import expand_home, first_line
 from rlstable.io.files import below, read_json, read_yaml, write_atomically
-from rlstable.io.lock import RunLock
+from rlstable.io.lock import LOCK_FILE, RunLock
 from rlstable.io.outcome import outcome_of
 
 _RESULT, _OVERRIDES = "result.json", "overrides.json"
@@ -112,7 +113,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
 
     Args:
         run_dir: The folder.
-        resume: None, `auto` or the folder itself.
+        resume: None, `auto`, the folder itself, or the folder of another run, which is copied to `run_dir`.
         seeds: Number of seeds that train together; each of several seeds has a subfolder.
 
     Returns:
@@ -123,11 +124,11 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
             is None, or it holds no run to resume.
     """
     require_usable_name(run_dir)
-    if resume not in (None, "auto") and Path(resume).resolve() != run_dir.resolve():
-        raise ConfigError(
-            f"hydra.run.dir: a resumed run continues in its folder {resume}; to keep it, copy it and resume the copy"
-        )
+    original = copied_folder(run_dir, resume)
     # Checked first, so that a mistake creates no folder.
+    if original is not None:
+        _holds_a_run_to_resume(original, resume, seeds)
+        resume = None  # the folder of the copy must be free
     _holds_a_run_to_resume(run_dir, resume, seeds)
     try:
         run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -141,10 +142,24 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         ) from error
     try:
         # Checked again, because a run may have ended since the first check.
-        return _holds_a_run_to_resume(run_dir, resume, seeds), lock
+        resumes = _holds_a_run_to_resume(run_dir, resume, seeds)
+        if original is not None:
+            unfinished = shutil.ignore_patterns(LOCK_FILE, _RESERVE, "*.orbax-checkpoint-tmp*")
+            shutil.copytree(original, run_dir, symlinks=True, ignore=unfinished, dirs_exist_ok=True)
+        return resumes or original is not None, lock
+    except OSError as error:
+        lock.release()
+        raise ConfigError(f"resume: cannot copy {original} to {run_dir}: {first_line(error)}") from error
     except BaseException:
         lock.release()
         raise
+
+
+def copied_folder(run_dir: Path, resume: str | None) -> Path | None:
+    """The folder of the run that `run_dir` continues as a copy; None if no other folder is resumed."""
+    if resume in (None, "auto") or Path(str(resume)).resolve() == run_dir.resolve():
+        return None
+    return Path(str(resume))
 
 
 def require_usable_name(run_dir: Path) -> None:

@@ -13,6 +13,7 @@ from rlstable.config import Config, ConfigError, load
 from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.run_folder import copied_folder
 from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
 from rlstable.runner.configuration_changes import changes, value_at
@@ -102,6 +103,8 @@ def resume(
         event("environments_redrawn", num_envs=programs.num_envs)
     if envs_changed or changed["loss_scale"]:
         state = programs.to_current_level(state, key())
+    if copied_folder(folder, config.resume) is not None:
+        host.wandb_run_id = None  # the original run keeps its run of Weights & Biases
     state = programs.setup.with_empty_slots(state)
     event("resumed", iteration=host.iteration, version=saved["version"])
     for change in changes(old, config, folder):

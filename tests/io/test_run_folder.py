@@ -93,14 +93,21 @@ def test_runs_that_start_in_the_same_second_have_different_folders(
     assert sorted(folders) == sorted(str(folder) for folder in Path("runs").glob("*/*"))
 
 
-def test_resume_with_another_run_folder_is_rejected(finished: Path, tmp_path: Path) -> None:
-    config = quick(4, resume=str(finished))
-    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: a resumed run continues in its folder"):
-        TrainingLoop(config, tmp_path / "other")
-    assert not (tmp_path / "other").exists()
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_resume_with_another_run_folder_continues_in_a_copy(seeds: int, tmp_path: Path) -> None:
+    config = tiny_config(total_steps=64, seeds=seeds)
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    TrainingLoop(config, original).run()
+    before = {file: file.read_bytes() for file in original.rglob("*") if file.is_file()}
+    more = config.model_copy(update={"resume": str(original), "total_steps": 128})
+    result = TrainingLoop(more, copy).run()
+    assert (result.stop_reason, result.step, result.run_dir) == (StopReason.completed, 128, copy)
+    assert {file: file.read_bytes() for file in original.rglob("*") if file.is_file()} == before
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: .*copy already holds a run; set resume=auto"):
+        TrainingLoop(more, copy)
     with pytest.raises(ConfigError, match=r"^resume: .*nothing holds no checkpoint"):
-        TrainingLoop(quick(resume=str(tmp_path / "nothing")), tmp_path / "nothing")
-    assert not (tmp_path / "nothing").exists()
+        TrainingLoop(config.model_copy(update={"resume": str(tmp_path / "nothing")}), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_resume_with_another_task_begins_with_its_resets(finished: Path) -> None:
