@@ -18,7 +18,7 @@ from rlstable.config import ConfigError
 from rlstable.config.renamed import updated
 from rlstable.config.schema import expand_home, first_line
 from rlstable.io.files import below, read_json, read_yaml, write_atomically
-from rlstable.io.lock import LOCK_FILE, RunLock
+from rlstable.io.lock import RunLock
 from rlstable.io.outcome import outcome_of
 
 _RESULT, _OVERRIDES = "result.json", "overrides.json"
@@ -144,7 +144,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         # Checked again, because a run may have ended since the first check.
         resumes = _holds_a_run_to_resume(run_dir, resume, seeds)
         if original is not None:
-            unfinished = shutil.ignore_patterns(LOCK_FILE, _RESERVE, "*.orbax-checkpoint-tmp*")
+            unfinished = shutil.ignore_patterns(".lock", _RESERVE, "*.orbax-checkpoint-tmp*")
             shutil.copytree(original, run_dir, symlinks=True, ignore=unfinished, dirs_exist_ok=True)
         return resumes or original is not None, lock
     except OSError as error:
