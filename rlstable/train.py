@@ -55,12 +55,10 @@ def main() -> None:
     # Hydra rejects flags that it does not know.
     words = ["logging.verbose=true" if word in ("-v", "--verbose") else word for word in sys.argv[1:]]
     try:
-        sys.argv[1:], warnings = prepared(words)
+        sys.argv[1:] = prepared(words)
     except ConfigError as error:
         _print_error(str(error))
         sys.exit(StopReason.config_error.exit_code)
-    for warning in warnings:
-        _print_error(warning)
     settings_of = _playground_settings(sys.argv[1:])
     codes: list[int] = []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -171,11 +170,9 @@ def compose(overrides: Sequence[str], run_dir: str | Path | None = None) -> Conf
     Raises:
         ConfigError: The first mistake.
     """
-    renamed, warnings = prepared(overrides)
-    for warning in warnings:
-        print(f"rlstable: {warning}", file=sys.stderr)
-    with _composed(renamed) as composed:
-        return with_saved(composed, renamed, None if run_dir is None else expand_home(run_dir))
+    words = prepared(overrides)
+    with _composed(words) as composed:
+        return with_saved(composed, words, None if run_dir is None else expand_home(run_dir))
 
 
 def resolved_settings(overrides: Sequence[str]) -> str:

@@ -12,21 +12,17 @@ from rlstable.cli.options import latest_run
 from rlstable.compilation import compatibility
 from rlstable.config import Config, ConfigError
 from rlstable.config.overrides import literal
-from rlstable.config.renamed import with_new_names
 from rlstable.config.schema import expand_home, keys_named
 
 _FLAG = re.compile(r"--?(?P<key>[A-Za-z][\w.-]+)(=(?P<value>.*))?", re.DOTALL)
 _FOLDERS = ("resume", "hydra.run.dir", "hydra.sweep.dir", "compile_cache")
 
 
-def prepared(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def prepared(words: Sequence[str]) -> list[str]:
     """The words of a command line as Hydra reads them.
 
     An existing folder after a key of `_FOLDERS` is quoted in Hydra's grammar, and `~` becomes the home folder.
     `resume=latest` becomes the newest run folder, and `distributed=true` becomes `distributed.enabled=true`.
-
-    Returns:
-        The words, and one line of warning for each renamed key.
 
     Raises:
         ConfigError: A word is no override but was meant as one; names the right spelling.
@@ -39,8 +35,7 @@ def prepared(words: Sequence[str]) -> tuple[list[str], list[str]]:
             )
         _reject_other_spelling(word, words[index + 1] if index + 1 < len(words) else "")
     _reject_unknown_flags(words)
-    renamed, warnings = with_new_names(words)
-    return [_as_hydra_reads(word) for word in renamed], warnings
+    return [_as_hydra_reads(word) for word in words]
 
 
 def folder_in_pieces(words: Sequence[str], index: int) -> tuple[str, str] | None:
@@ -74,8 +69,6 @@ def _reject_other_spelling(word: str, following: str) -> None:
         return
     name = (flag["key"] if flag else word).replace("-", "_")
     value = (flag and flag["value"]) or (following if has_value else "<value>")
-    [renamed], _ = with_new_names([f"{name}={value}"])  # rejects device=gpu
-    name = renamed.partition("=")[0]
     keys = [name] if name.split(".")[0] in Config.model_fields else keys_named(Config, name)
     if keys:
         typed = f"{word} {following}" if has_value and not (flag and flag["value"]) else word

@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 
 from rlstable.config import ConfigError
-from rlstable.config.renamed import updated
 from rlstable.config.schema import expand_home, first_line
 from rlstable.io.files import below, read_json, read_yaml, write_atomically
 from rlstable.io.lock import RunLock
@@ -306,7 +305,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"run: {path} cannot be read: {error.strerror or error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"run: {path} holds no configuration; give another run folder")
-    return updated({str(key): value for key, value in data.items()})
+    return {str(key): value for key, value in data.items()}
 
 
 def _yaml(config: Mapping[str, Any]) -> str:

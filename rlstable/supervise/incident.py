@@ -15,7 +15,6 @@ import numpy as np
 
 from rlstable.config import Config, ConfigError, load
 from rlstable.config.guards import QuarantineConfig
-from rlstable.config.renamed import updated
 from rlstable.io.archive import pack, unpack
 from rlstable.io.arrays import copy_out
 from rlstable.io.files import subfolder, write_atomically
@@ -252,6 +251,6 @@ def read(folder: Path) -> Incident:
             f"{folder}: is no incident, it has no {Path(error.filename).name}; use a folder runs/.../incidents/<name>"
         ) from error
     try:
-        return Incident(folder, facts, arrays, load(updated(facts["config"])))
+        return Incident(folder, facts, arrays, load(facts["config"]))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error

@@ -129,7 +129,7 @@ def test_unknown_flags_of_hydra_are_left_to_hydra(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="unknown flag '--nonsense'"):
         prepared(["--nonsense"])
     monkeypatch.setattr(typed_words.compatibility, "hydra_flags", lambda: None)
-    assert prepared(["--nonsense"]) == (["--nonsense"], [])
+    assert prepared(["--nonsense"]) == ["--nonsense"]
 
 
 def test_class_of_hydra_without_a_mode_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
