@@ -35,7 +35,6 @@ COMMANDS = {
     "doctor": Command("rlstable.doctor.__main__:process", "check this machine and a model before a run"),
     "replay": Command("rlstable.replay.__main__:main", "repeat a bad step of an incident in three engines"),
     "sweep-report": Command("rlstable.report.__main__:sweep_report", "write a page about a sweep"),
-    "completion": Command("rlstable.__main__:completion", "print the completion of commands for bash or zsh"),
     "version": Command("rlstable.__main__:version", "print the version"),
 }
 _CONFIG_ERROR = 2  # exit code
@@ -80,13 +79,6 @@ def mistake(name: str) -> str:
 def version() -> None:
     """Prints the version."""
     print(f"rlstable {__version__}")
-
-
-def completion() -> None:
-    """Prints a script that completes these commands in a shell."""
-    from rlstable.cli import completion
-
-    completion.main(list(COMMANDS))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def fit(
         settings = dict(env.items())
         env, keys = settings.pop("name", None), {**keys, "env": settings}
     words = [*_env_words(env), *(item for key, value in keys.items() for item in overrides_of(key, value)), *overrides]
-    config = compose(words, run_dir)
+    config = compose(words)
     if config.resume is None and config.logging.console != "off":
         print(recipes.notice(words, config.recipe_for), flush=True)
     environments = None if env is None or isinstance(env, str) else Environments(env, env)

@@ -171,7 +171,7 @@ def train(
     words = [f"guards={guards}", *(f"{key}={literal(value)}" for key, value in pairs), *overrides]
     name = name_of(environment)
     own = ["env=import", "ppo=default", "env.source=object", f"env.name={name}", "env.backend=null"]
-    config = compose([*own, *words], run_dir)
+    config = compose([*own, *words])
     if config.seeds > 1:
         raise ConfigError("seeds: ppo.train trains one seed, as in Brax; call it once per seed, or use rlstable.fit")
     if eval_env is not None:

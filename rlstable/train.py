@@ -12,23 +12,17 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlstable.cli.compose import (
-    compose_as_usual,
-    compose_quickly,
-    explain,
-    register_resolvers,
-    resolved_settings,
-    with_saved,
-)
-from rlstable.cli.typed_words import prepared
+from rlstable.cli.compose import prepared, register_resolvers, with_saved
+from rlstable.cli.mistakes import explain
 from rlstable.compilation import background, collector, sources
 from rlstable.config import ConfigError, recipes
 from rlstable.config.defaults import config_dir
@@ -59,7 +53,6 @@ def main() -> None:
     except ConfigError as error:
         _print_error(str(error))
         sys.exit(StopReason.config_error.exit_code)
-    settings_of = _playground_settings(sys.argv[1:])
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
@@ -69,10 +62,6 @@ def main() -> None:
         return score
 
     try:
-        if settings_of is not None:
-            print(resolved_settings(settings_of))
-            return
-        compose_quickly(sys.argv[1:])
         job()
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         _print_error(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
@@ -83,18 +72,8 @@ def main() -> None:
     except OSError as error:
         _print_error(f"hydra.run.dir: cannot write to {error.filename}: {error.strerror}; choose another folder")
         sys.exit(StopReason.config_error.exit_code)
-    finally:
-        compose_as_usual()
     # A launcher may have run the jobs in other processes; their exit codes are read from the run folders.
     sys.exit(max([*codes, *SweepSummary.exit_codes], default=0))
-
-
-def _playground_settings(words: list[str]) -> list[str] | None:
-    """The overrides if the command is `--cfg job` with `env=playground`, which Hydra would print without numbers."""
-    flags = [word for word in words if word.startswith("-") or word == "job"]
-    if "env=playground" not in words or flags not in (["--cfg", "job"], ["-c", "job"], ["--cfg=job"]):
-        return None
-    return [word for word in words if word not in flags]
 
 
 def command() -> None:
@@ -117,10 +96,9 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     Returns:
         Exit code, and the return of the policy that the run hands over, which is always finite.
     """
-    compose_as_usual()
     options = HydraConfig.get()
     run_dir = Path(options.runtime.output_dir)
-    overrides = list(options.overrides.task)
+    overrides: Any = OmegaConf.to_container(options.overrides.task, resolve=False)
     in_sweep = options.mode is RunMode.MULTIRUN
     if in_sweep and _stopped_by_signal:
         stop_reason = _stopped_by_signal[0]
@@ -141,7 +119,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
             raise ConfigError(
                 "hydra.sweeper.direction: minimize would search for the lowest return; set it to maximize"
             )
-        config = with_saved(composed, overrides, run_dir)
+        config = with_saved(composed, overrides)
         if config.resume is None and config.logging.console != "off":
             print(recipes.notice(overrides, config.recipe_for), flush=True)
         with Signals(owns_process=not in_sweep) as signals:

@@ -24,7 +24,6 @@ class OneLineParser(argparse.ArgumentParser):
     """Parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Prints the error and exits with the code of a configuration error."""
         if match := re.fullmatch(r"unrecognized arguments: -+([\w.-]+)=?(.*)", message):
             key, value = match.groups()
             message = f"cannot read --{key}: options are written {key.replace('-', '_')}={value or '<value>'}"
@@ -44,14 +43,7 @@ def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
 
 
 def key_parser(name: str, description: str, model: type[Section], epilog: str) -> argparse.ArgumentParser:
-    """The parser of a command with `key=value` arguments, which `options` reads. `--help` explains every key.
-
-    Args:
-        name: Name of the command.
-        description: One line that says what the command does.
-        model: The keys; the description of a field is its help line.
-        epilog: Examples.
-    """
+    """The parser of a command with `key=value` arguments, which `options` reads. `--help` explains each key."""
     result = parser(name, description, _keys(model) + epilog)
     result.add_argument("words", nargs="*", metavar="key=value", help="see keys below")
     return result
@@ -67,11 +59,12 @@ def options(model: type[Model], arguments: Sequence[str]) -> Model:
         ConfigError: The first mistake, in one line.
     """
     data: dict[str, Any] = {}
-    for index, argument in enumerate(arguments):
+    for argument in arguments:
         key, equals, text = argument.partition("=")
         kind = str(model.model_fields[key].annotation) if key in model.model_fields else ""
         if not equals:
-            raise ConfigError(f"cannot read {argument!r}: write {_meant(arguments, index)}")
+            hint = f", {shlex.quote(f'run={argument}')}" if Path(argument).exists() else ""
+            raise ConfigError(f"cannot read {argument!r}: write key=value{hint}; quote values with spaces")
         if not text:
             raise ConfigError(f"{key}: has no value; write {key}=<value>, or leave it out")
         try:
@@ -87,22 +80,7 @@ def options(model: type[Model], arguments: Sequence[str]) -> Model:
     return validate(model, data)
 
 
-def _meant(arguments: Sequence[str], index: int) -> str:
-    """The probable spelling of an argument without an equals sign."""
-    from rlstable.cli.typed_words import folder_in_pieces
-
-    typed = folder_in_pieces(arguments, index) if index else None
-    if typed is not None:
-        return shlex.quote("=".join(typed))
-    return "key=value" + (f", {shlex.quote(f'run={arguments[index]}')}" if Path(arguments[index]).exists() else "")
-
-
 def _read(text: str, kind: str) -> Any:
-    """Parses the value of a field.
-
-    Raises:
-        ValueError: The text is not valid YAML.
-    """
     import yaml
 
     if "Path" in kind:

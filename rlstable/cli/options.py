@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -34,22 +33,8 @@ def latest_run(one_seed: bool = False) -> Path:
 
 
 def found_run(folder: Path, one_seed: bool = False) -> Path:
-    """The folder that `run=` names, or the newest one for `latest`.
-
-    Args:
-        folder: The folder as typed.
-        one_seed: As for `latest_run`.
-
-    Raises:
-        ValueError: There is no run yet, or only quotes in the path keep it from being a folder.
-    """
-    if folder == LATEST:
-        return latest_run(one_seed)
-    folder = expand_home(folder)
-    bare = str(folder).strip("'\"")
-    if not folder.exists() and Path(bare).is_dir():
-        raise ValueError(f"the folder {folder} does not exist; write {shlex.quote(f'run={bare}')}")
-    return folder
+    """The folder that `run=` names, or the newest one for `latest`; see `latest_run`."""
+    return latest_run(one_seed) if folder == LATEST else expand_home(folder)
 
 
 def _with_policy(folder: Path) -> Path:

@@ -6,10 +6,9 @@ Playground may set. Playground is imported only if such a key is resolved.
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -35,7 +34,6 @@ _ROUNDING = {
     "action_repeat": "env.action_repeat",
     "num_evals": "eval.num_evals",
 }
-_NOT_SAVED = object()
 
 
 def resolve(key: str, _root_: DictConfig) -> Any:
@@ -60,36 +58,6 @@ def resolve(key: str, _root_: DictConfig) -> Any:
         return settings[key]
     section, _, name = key.rpartition(".")
     return defaults(section)[name]
-
-
-def with_saved_values(composed: DictConfig, saved: Mapping[str, Any]) -> DictConfig:
-    """Composed settings of a run that resumes, with the run's own values in place of `${rlstable.playground:<key>}`.
-
-    Another version of Playground then changes nothing in a run.
-
-    Args:
-        composed: Settings that Hydra composed.
-        saved: The settings of the run.
-    """
-    result = copy.deepcopy(composed)
-    values = OmegaConf.create(dict(saved))
-    for key in _references(OmegaConf.to_container(composed, resolve=False), ""):
-        value = OmegaConf.select(values, key, default=_NOT_SAVED)
-        if value is not _NOT_SAVED:
-            OmegaConf.update(result, key, value, merge=False)
-    if OmegaConf.select(values, "env.source") == "playground" and OmegaConf.select(values, "env.backend") is None:
-        result.env.backend = None  # a run of a version without a choice of physics
-    return result
-
-
-def _references(settings: Any, prefix: str) -> Iterator[str]:
-    """The dotted keys at which nested settings have `${rlstable.playground:<key>}`."""
-    for name, value in settings.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            yield from _references(value, f"{key}.")
-        elif value == f"${{rlstable.playground:{key}}}":
-            yield key
 
 
 @functools.cache

@@ -9,8 +9,6 @@ A test finds private names in any other file of the package. The module imports 
 | JAX | `clusters.ClusterEnv` | clusters are not detected: set `distributed.coordinator` and so on |
 | Hydra | `utils.get_args_parser` | Hydra prints its own help for an unknown flag |
 | Python | `ArgumentParser._check_help` | nothing: Python before 3.14 does not check the help of Hydra's flags |
-| Hydra | `hydra.Hydra.get_mode` | Hydra composes the configuration twice, 0.2 s longer |
-| OmegaConf | `BaseContainer._resolvers` | the resolvers `rlstable.*` stay registered after `rlstable.fit` |
 | Brax | `envs._envs` | one line that asks for another version of Brax |
 | Brax | `PipelineEnv._pipeline` | no native physics: `env.backend=auto` simulates with MJX |
 | MJX | `io.jax` | one line, only in a run of several processes |
@@ -21,10 +19,8 @@ A test finds private names in any other file of the package. The module imports 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import importlib.metadata
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rlstable.config import ConfigError
@@ -102,25 +98,6 @@ def _check_only_texts() -> None:
             check(self, action)
 
     setattr(argparse.ArgumentParser, "_check_help", check_text)  # noqa: B010 - mypy knows no such name
-
-
-def hydra_with_mode() -> type | None:
-    """Hydra's class with a method `get_mode`; None if this version of Hydra has none."""
-    owner = _private("hydra._internal.hydra", "Hydra")
-    return owner if hasattr(owner, "get_mode") else None
-
-
-@contextlib.contextmanager
-def same_resolvers() -> Iterator[None]:
-    """Restores OmegaConf's resolvers after a block that registers some."""
-    resolvers = getattr(_private("omegaconf.basecontainer", "BaseContainer"), "_resolvers", {})
-    before = dict(resolvers)
-    try:
-        yield
-    finally:
-        for name in resolvers.keys() - before.keys():
-            del resolvers[name]
-        resolvers.update(before)
 
 
 def brax_environments() -> dict[str, type]:

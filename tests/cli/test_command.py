@@ -32,8 +32,8 @@ def test_arguments_are_parsed_into_options() -> None:
     ("words", "message"),
     [
         ([], "run: is missing; set it"),
-        (["run=x", "out"], "cannot read 'out': write key=value"),
-        (["tests"], "cannot read 'tests': write key=value, run=tests"),
+        (["run=x", "out"], "cannot read 'out': write key=value; quote values with spaces"),
+        (["tests"], "cannot read 'tests': write key=value, run=tests; quote values with spaces"),
         (["run="], "run: has no value; write run=<value>, or leave it out"),
         (["run=x", "cuont=3"], "cuont: unknown key; did you mean count?"),
         (["run=x", "count=3", "count=4"], "count: is set twice; leave one out"),

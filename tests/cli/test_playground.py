@@ -32,12 +32,11 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     playground._settings.cache_clear()
 
 
-@pytest.mark.parametrize("flags", [[], ["--cfg", "job"]])
 def test_command_is_one_line_and_leaves_no_file(
-    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["rlstable.train", *WORDS, *flags])
+    monkeypatch.setattr(sys, "argv", ["rlstable.train", *WORDS])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2

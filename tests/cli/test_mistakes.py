@@ -1,0 +1,63 @@
+"""Common mistakes on a command line are one line each, and no folder is left behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlstable.cli.compose import compose
+from rlstable.config import ConfigError
+from rlstable.config.extras import install
+from rlstable.train import main
+
+BRACKETS = "close each bracket and quote, and quote values with spaces or commas"
+MISTAKES = [
+    ("ppo.learning_rat=1e-3", "ppo.learning_rat: unknown key; did you mean learning_rate?"),
+    ("lr=1e-3", "lr: unknown key; did you mean ppo.learning_rate?"),
+    ("+foo=1", "foo: unknown key; allowed here: env, ppo, "),
+    ("~foo", "foo: unknown key; allowed here: env, ppo, "),
+    ("device=gpu", "device: there is no such key; JAX trains on a GPU if it finds one, and the environment variable "),
+    ("env=humanoyd", "env: unknown option 'humanoyd'; did you mean humanoid?"),
+    ("env=Ant-v5", "env: unknown option 'Ant-v5'; did you mean ant?"),
+    ("guards=none", "guards: unknown option 'none'; choose one of default, off, strict"),
+    ("ppo.num_envs=many", "ppo.num_envs: 'many' must be a number, not text"),
+    ("ppo.num_envs=", "ppo.num_envs: '' must be a number, not text"),
+    ("ppo.num_envs=[1", f"cannot read '[1': {BRACKETS}"),
+    ("logging.wandb.name='it", f'cannot read "logging.wandb.name=\'it": write key=value; {BRACKETS}'),
+    ("seed:3", f"cannot read 'seed:3': write key=value; {BRACKETS}"),
+    ("env ant", "cannot read 'env': '=' is missing; write key=value, and quote values with spaces"),
+    ("seed=1,2", "seed: 1,2 are several values; add --multirun for a sweep, or write [1,2] for a list"),
+    ("ppo.num_envs=${ppo.nope}", "${ppo.nope}: ppo.nope: unknown key; allowed here: num_envs, "),
+    ("env=import", "env.name: '???' must have the form package.module:Class when env.source=import"),
+    ("env.source=import env.name=a:B", "env.source: import alone keeps the recipe of another environment; write env="),
+    ("resume=nowhere", "resume: nowhere is not a run folder, it has no config.yaml; give runs/<env>/<time>"),
+    ("resume=latest", "resume: there is no run in the folder runs yet; make one with rlstable train, or name a folder"),
+    ("hydra/launcher=ray", f"hydra/launcher: ray is not installed; {install('ray').split()[0]}"),
+    ("--env ant", "cannot read '--env': write env=ant"),
+    ("--lr=1e-3", "cannot read '--lr': write ppo.learning_rate=1e-3"),
+    ("--num-envs 8", "cannot read '--num-envs': write ppo.num_envs=8 or eval.num_envs=8"),
+    ("--seed", "cannot read '--seed': write seed=<value>"),
+    ("--frobnicate", "unknown flag '--frobnicate'; settings are written key=value, and the flags are --multirun"),
+    ("--cfg jobs", "--cfg/-c: invalid choice: 'jobs' (choose from "),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_mistake_is_one_line_with_exit_code_2_and_leaves_no_run(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rlstable.train", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    [line] = printed.err.splitlines()
+    assert (ended.value.code, printed.out) == (2, "") and line.startswith(f"rlstable: {message}")
+    assert not any(path.is_file() or path.parent.name == "inverted_pendulum" for path in tmp_path.rglob("*"))
+
+
+def test_mistake_in_python_is_the_same_line() -> None:
+    with pytest.raises(ConfigError, match=r"^env: unknown option 'nothing'; choose one of "):
+        compose(["env=nothing"])
