@@ -119,9 +119,7 @@ def test_mistake_in_fit_is_one_line() -> None:
 @pytest.mark.parametrize("env", [None, "fast", "ant"])
 def test_fit_on_a_custom_class_inherits_no_recipe(env: str | None, tmp_path: Path) -> None:
     own = ["env.source=import", "env.name=toys:PointMass"]
-    with pytest.raises(
-        rlstable.ConfigError, match=r"^env\.source: import alone keeps the recipe of another"
-    ):
+    with pytest.raises(rlstable.ConfigError, match=r"^env\.source: import alone keeps the recipe of another"):
         rlstable.fit(env, run_dir=tmp_path, overrides=own)
     assert not list(tmp_path.iterdir())
 

@@ -49,7 +49,7 @@ def test_doctor_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     data = json.loads(printed.out)
     assert (data["verdict"], data["exit_code"], data["task"]) == ("ready", 0, "toys:PointMass")
-    assert list(data["matrix_products"]) == ["default", "high", "highest"]
+    assert list(data["products"]) == ["default", "high", "highest"]
     assert data["memory"]["footprint"] is None
     assert "compiling" not in printed.err
 

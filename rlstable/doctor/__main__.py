@@ -23,7 +23,6 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Examines the configuration, prints the report and exits with its code."""
     args = _arguments(argv)
     with command.working():
         from rlstable.cli.compose import compose
@@ -54,18 +53,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-def show(report: Any, terminal: Any = None) -> None:
-    """Prints a report as text.
-
-    Args:
-        report: A `rlstable.doctor.checkup.Report`.
-        terminal: A rich console; standard output if None.
-    """
+def show(report: Any) -> None:
     from rich.text import Text
 
     from rlstable.doctor.report import sections
 
-    terminal = command.console() if terminal is None else terminal
+    terminal = command.console()
     for title, body in sections(report):
         terminal.print(Text(f"\n{title}", style="bold"))
         terminal.print(body)
@@ -74,7 +67,6 @@ def show(report: Any, terminal: Any = None) -> None:
 
 
 def process() -> None:
-    """Runs the command as a process."""
     sources.mark_process_unmodified()
     main()
 

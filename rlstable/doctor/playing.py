@@ -1,4 +1,4 @@
-"""Plays random and extreme actions in an environment, for the checks of rewards and of actuators."""
+"""Checks that play an environment: scale of rewards, reach of actuators, and the second of two episodes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from rlstable.config import Config
+from rlstable.doctor.lints import Finding, names, short
+from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import physics
+from rlstable.supervise.signs import reward_scale
 
-_EPISODES = 16  # of random actions; two more play only the least and only the greatest action
+_EPISODES = 16  # of random actions
 _STEPS = 100
+_SMALL_REACH = 0.1  # share of ctrlrange
+_LONGEST = 1000  # steps of an episode that is waited for
+_SHORT_SECOND = 0.1  # of the first episode's length
 
 
 class Played(NamedTuple):
@@ -19,7 +27,8 @@ class Played(NamedTuple):
     Attributes:
         rewards: Rewards of random actions, `[T, B]`.
         alive: Whether the episode was alive before the step, `[T, B]`.
-        controls: Commands of the actuators of the model under all actions, `[T, B + 2, nu]`; None if unknown.
+        controls: Commands of the actuators of the model under random actions, the least and the greatest action,
+            `[T, B + 2, nu]`; None if unknown.
     """
 
     rewards: jax.Array
@@ -28,11 +37,7 @@ class Played(NamedTuple):
 
 
 def play(env: Any) -> Played:
-    """Plays at most `_STEPS` actions per episode.
-
-    Args:
-        env: One environment with Brax's interface.
-    """
+    """Plays at most 100 random actions per episode of one environment with Brax's interface."""
     return jax.jit(_play, static_argnums=0)(env, jax.random.PRNGKey(0))
 
 
@@ -51,3 +56,75 @@ def _play(env: Any, key: jax.Array) -> Played:
     keys = jax.random.split(key_actions, _STEPS)
     _, (rewards, alive, controls) = jax.lax.scan(step, (first, jnp.ones(_EPISODES + 2, bool)), keys)
     return Played(rewards[:, :_EPISODES], alive[:, :_EPISODES], controls)
+
+
+def reward_size(config: Config, played: Played) -> list[Finding]:
+    """Warns as training would if the rewards of random actions make value targets far from 1."""
+    sign = reward_scale(config)
+    known = played.alive & jnp.isfinite(played.rewards)
+    if not bool(known.any()):
+        return []
+    row = {
+        "training/reward_mean": float(jnp.mean(played.rewards, where=known)),
+        "training/reward_greatest": float(jnp.max(jnp.abs(played.rewards), where=known, initial=0.0)),
+    }
+    size = sign.value(row)
+    if size is None or not sign.is_hit(size, row):
+        return []
+    what = f"random actions earn {short(row['training/reward_mean'])} a step: value targets of about {short(size)}"
+    return [Finding("warning", "rewards", (), f"{what}, far from 1", sign.remedy(size, row))]
+
+
+def actuator_reach(model: Any, controls: Any) -> list[Finding]:
+    """Finds actuators of a model that the policy's actions can hardly command.
+
+    Actions are in ±1. An environment that passes them to motors of ±40 uses 2.5 % of the motors' strength. A motor that
+    no action moves may be locked on purpose, so it is no finding.
+    """
+    controls = np.asarray(controls, np.float64).reshape(-1, model.nu)
+    controls = controls[np.isfinite(controls).all(axis=1)]
+    if not len(controls):
+        return []
+    low, high = model.actuator_ctrlrange.T
+    share = np.ptp(np.clip(controls, low, high), axis=0) / np.maximum(high - low, 1e-12)
+    weak = [i for i in range(model.nu) if model.actuator_ctrllimited[i] and 0.0 < share[i] < _SMALL_REACH]
+    if not weak:
+        return []
+    least = float(share[weak].min())
+    what = f"actions of -1 to 1 reach {short(100.0 * least)} % of ctrlrange: the policy cannot use the actuator"
+    advice = "scale the action in step: low + (action + 1) / 2 * (high - low), from actuator_ctrlrange"
+    return [Finding("warning", "actuator reach", names(model, "actuator", weak), what, advice)]
+
+
+def second_episodes(config: Config, env: Any) -> list[Finding]:
+    """Warns if second episodes of random actions, reset as in training, end at once."""
+    length = min(config.env.episode_length, _LONGEST * config.env.action_repeat)
+    envs = VectorEnv(env, length, config.env.action_repeat, {})
+    if not jax.eval_shape(env.reset, jax.random.PRNGKey(0)).info:
+        return []
+    lengths = jax.jit(lambda key: _lengths(envs, env.action_size, key))(jax.random.PRNGKey(0))
+    first, second = map(float, lengths)
+    if not second <= max(_SHORT_SECOND * first, config.env.action_repeat) < first:
+        return []
+    means = f"{short(first)}, second ones of {short(second)}"
+    what = f"first episodes have a mean length of {means}: a reset does not restore info"
+    return [Finding("warning", "episodes", (), what, "set env.restore_info=true if step counts in info")]
+
+
+def _lengths(envs: VectorEnv, action_size: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean lengths of first and second episodes, over environments that ended both; NaN without any."""
+    key_reset, key_actions = jax.random.split(key)
+
+    def step(carry: tuple[Any, jax.Array], key: jax.Array) -> tuple[Any, None]:
+        state, lengths = carry
+        action = jax.random.uniform(key, (_EPISODES, action_size), minval=-1.0, maxval=1.0)
+        state = envs.step(state, action, None, key, {}).state
+        ended = (state.done > 0)[:, None]
+        first_free = jnp.cumsum(lengths == 0, axis=1) == 1
+        return (state, jnp.where(ended & first_free & (lengths == 0), state.info["steps"][:, None], lengths)), None
+
+    carry = (envs.reset(jax.random.split(key_reset, _EPISODES)), jnp.zeros((_EPISODES, 2)))
+    keys = jax.random.split(key_actions, 2 * envs.episode_length // envs.action_repeat)
+    (_, lengths), _ = jax.lax.scan(step, carry, keys)
+    first, second = jnp.mean(lengths, axis=0, where=jnp.all(lengths > 0, axis=1, keepdims=True))
+    return first, second

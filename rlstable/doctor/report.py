@@ -6,40 +6,25 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from rlstable.doctor.checkup import Environments, Memory, Report
-from rlstable.doctor.finding import listed
+from rlstable.doctor.checkup import Memory, Report
 from rlstable.supervise import arithmetic
 from rlstable.supervise.memory import readable
 
+_MOST_NAMES = 4
 _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
 def sections(report: Report) -> list[tuple[str, Any]]:
-    """Returns the titles and contents of the sections, in order."""
+    """The titles and contents of the sections, in order."""
     return [
-        ("Machine", _machine(report)),
+        ("Machine", _pairs([(name, line) for name, line in report.machine.items() if line])),
         ("Matrix products", _products(report)),
-        ("Memory and environments", _memory(report.memory, report.environments)),
+        ("Memory and environments", _memory(report.memory)),
         (f"Findings ({report.task}, {report.engine})", _findings(report)),
     ]
-
-
-def _machine(report: Report) -> Table:
-    around = report.surroundings
-    settings = {name: value for name, value in around.settings.items() if value not in ("None", "False")}
-    rows = [
-        ("device", around.devices),
-        *([] if around.driver in around.devices else [("driver", around.driver)]),
-        *(("nvidia-smi", line) for line in around.nvidia),
-        ("processor", around.processor),
-        ("versions", ", ".join(f"{name} {version}" for name, version in around.versions.items())),
-        ("settings", ", ".join(f"{name}={value}" for name, value in settings.items()) or "none that change results"),
-    ]
-    return _pairs(rows)
 
 
 def _products(report: Report) -> Table:
@@ -59,40 +44,24 @@ def _products(report: Report) -> Table:
     return table
 
 
-def _memory(memory: Memory | None, environments: Environments | None) -> Table:
-    if memory is None or environments is None:
+def _memory(memory: Memory | None) -> Table:
+    if memory is None:
         return _pairs([("", "unknown, because the training program cannot be built")])
     limit = "unknown" if memory.limit is None else readable(memory.limit)
-    if memory.needed is None or memory.footprint is None:
-        rows = [("training", "not estimated"), ("limit", limit)]
-    else:
-        parts = memory.footprint
-        share = "" if memory.share is None else f", {_percent(memory.share)} of the limit"
+    rows = [("training", "not estimated")]
+    if memory.needed is not None and memory.footprint is not None:
+        share, parts = memory.share or 0.0, memory.footprint
+        of_limit = f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
         rows = [
-            ("training", f"{readable(memory.needed)}{share}"),
+            ("training", readable(memory.needed) + (f", {of_limit} of the limit" if share else "")),
             ("per device", f"{readable(parts.arguments)} of state, {readable(parts.temporary)} while the program runs"),
-            ("limit", limit),
         ]
-    if memory.live is not None:
-        rows.append(("in use now", readable(memory.live)))
-    rows += [
-        ("an environment", f"{readable(memory.per_environment)} of state between steps"),
-        ("a batch", f"at least {readable(memory.rows)} of experience in one iteration"),
-        ("ppo.num_envs", _advice(environments)),
-    ]
-    return _pairs(rows)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
-
-
-def _advice(environments: Environments) -> str:
-    configured, top = environments.configured, environments.allowed[-1]
-    text = f"{configured:,} configured, {top:,} at most for this batch (batch_size * num_minibatches)"
-    if environments.most is None or environments.most <= configured:
-        return text
-    return f"{text}; memory is enough for {'these' if environments.most == top else f'{environments.most:,}'}"
+    most, top = memory.most_envs, memory.allowed_envs[-1]
+    envs = f"{memory.num_envs:,} configured, {top:,} at most for this batch (batch_size * num_minibatches)"
+    if most is not None and most > memory.num_envs:
+        envs += f"; memory is enough for {'these' if most == top else f'{most:,}'}"
+    state = f"{readable(memory.per_environment)} of state between steps"
+    return _pairs([*rows, ("limit", limit), ("an environment", state), ("ppo.num_envs", envs)])
 
 
 def _findings(report: Report) -> Any:
@@ -102,7 +71,9 @@ def _findings(report: Report) -> Any:
     table.add_column(no_wrap=True)
     table.add_column()
     for finding in report.findings:
-        subject = f" ({listed(finding.subject)})" if finding.subject else ""
+        more = len(finding.subject) - _MOST_NAMES
+        listed = ", ".join(finding.subject[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        subject = f" ({listed})" if listed else ""
         text = Text.assemble(
             (f"{finding.check}{subject}: ", "bold"), f"{finding.what}.\n", ("do: ", "dim"), finding.advice
         )
@@ -120,37 +91,10 @@ def _pairs(rows: list[tuple[str, str]]) -> Table:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """Returns the report as data for JSON; numbers that are not finite become null."""
-    memory_data = None
+    """The report as data for JSON; an error that is not finite becomes null."""
+    data = dataclasses.asdict(report) | {"verdict": report.verdict, "exit_code": report.exit_code}
+    for level, accuracy in report.products.items():
+        data["products"][level]["kind"] = accuracy.kind
     if report.memory is not None:
-        peak = report.memory.footprint and {"peak": report.memory.footprint.peak}
-        memory_data = dataclasses.asdict(report.memory)
-        memory_data["footprint"] = peak and {**memory_data["footprint"], **peak}
-    data = {
-        "verdict": report.verdict,
-        "exit_code": report.exit_code,
-        "task": report.task,
-        "engine": report.engine,
-        **dataclasses.asdict(report.surroundings),
-        "matrix_products": {
-            level: {**dataclasses.asdict(accuracy), "kind": accuracy.kind}
-            for level, accuracy in report.products.items()
-        },
-        "distinct_levels": arithmetic.distinct_levels(report.products),
-        "undelivered_levels": arithmetic.undelivered(report.products),
-        "x64_error": report.x64_error,
-        "memory": memory_data,
-        "environments": None if report.environments is None else dataclasses.asdict(report.environments),
-        "findings": [dataclasses.asdict(finding) for finding in report.findings],
-    }
-    return _plain(data)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        data["memory"]["most_envs"] = report.memory.most_envs
+    return data | {"x64_error": report.x64_error if math.isfinite(report.x64_error) else None}

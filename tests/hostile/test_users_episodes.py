@@ -19,7 +19,7 @@ from toys import tiny_config
 import rlstable
 from rlstable import brax_ppo
 from rlstable.config import ConfigError
-from rlstable.doctor.two_episodes import lint
+from rlstable.doctor.playing import second_episodes
 from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
@@ -51,13 +51,15 @@ def test_sign_names_the_key_if_training_episodes_end_at_once(tmp_path: Path, res
 
 
 def test_doctor_plays_two_episodes_in_a_row() -> None:
-    (finding,) = lint(tiny_config(env={"episode_length": 60}), Limited(40))
+    (finding,) = second_episodes(tiny_config(env={"episode_length": 60}), Limited(40))
     assert (finding.severity, finding.what, finding.advice) == (
         "warning",
         "first episodes have a mean length of 40, second ones of 1: a reset does not restore info",
         "set env.restore_info=true if step counts in info",
     )
-    assert lint(tiny_config(env={"episode_length": 30}), Limited(40)) == []  # the time limit ends every episode
+    assert (
+        second_episodes(tiny_config(env={"episode_length": 30}), Limited(40)) == []
+    )  # the time limit ends every episode
 
 
 class BraxPoint(Env):

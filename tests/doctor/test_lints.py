@@ -1,15 +1,29 @@
-"""Springs, dampers, constraints and solver against the timestep; errors are those models that blow up in MuJoCo."""
+"""Checks of a model; models with an error of stiffness or damping are those that blow up in MuJoCo."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import mujoco
+import numpy as np
 import pytest
 from models import arm, found, world
 
-from rlstable.doctor.contact_lint import candidates
-from rlstable.doctor.dynamics_lint import constraint_times, solver, springs_and_dampers
+from rlstable.config.run import EnvConfig
+from rlstable.doctor.lints import (
+    candidates,
+    constraint_times,
+    contact_count,
+    inverse_masses,
+    lint,
+    names,
+    overlaps,
+    solver,
+    springs_and_dampers,
+    unlimited_joints,
+)
+from rlstable.envs.load import load_env
+from rlstable.envs.mujoco_model import model_of
 
 # The mass is 1 kg and the timestep 1 ms, so that sqrt(k/m) dt = 2 at k = 4e6 and c dt / m = 2 at c = 2e3.
 EULER, FAST, RK4, DISCRETE = (f'integrator="{name}"' for name in ("Euler", "implicitfast", "RK4", "discrete"))
@@ -59,19 +73,23 @@ def test_only_models_with_an_error_of_stiffness_or_damping_blow_up(
     assert bool(farthest > 0.1) is ("error" in severities)
 
 
-def test_advice_on_stiffness_suffices() -> None:
-    (finding,) = springs_and_dampers(arm(joint='stiffness="4.2e6"'))
-    assert finding.advice == "timestep 0.0003 s, or joint stiffness 11.7 times less, or armature 10.7 more"
-    assert springs_and_dampers(arm(joint='stiffness="4.2e6" armature="10.7"')) == []
-    model = arm(joint=f'stiffness="{4.2e6 / 11.7}"')
-    assert springs_and_dampers(model) == []
-
-
-def test_advice_on_damping_suffices() -> None:
+def test_advised_armature_suffices() -> None:
     loose = 'eulerdamp="disable"'
+    (finding,) = springs_and_dampers(arm(joint='stiffness="4.2e6"'))
+    assert finding.advice.endswith("less stiffness or kp, or armature 10.7 more")
+    assert springs_and_dampers(arm(joint='stiffness="4.2e6" armature="10.7"')) == []
     (finding,) = springs_and_dampers(arm(joint='damping="2.5e3"', flags=loose))
     assert finding.advice.endswith("or armature 1.5 more")
     assert springs_and_dampers(arm(joint='damping="2.5e3" armature="1.51"', flags=loose)) == []
+
+
+def test_inverse_mass_of_each_joint() -> None:
+    nested = """
+    <body><joint type="slide" axis="1 0 0"/><geom size="0.1" mass="2"/>
+      <body><joint type="slide" axis="1 0 0"/><geom size="0.1" mass="1"/></body>
+    </body>"""
+    np.testing.assert_allclose(inverse_masses(world(nested)), [1 / 2, 1 / 2 + 1])
+    np.testing.assert_allclose(inverse_masses(arm(joint='armature="3"')), [1 / 4])
 
 
 BALL = """
@@ -86,9 +104,7 @@ BALL = """
         ("0.02 1", 0.02, "note"),
         ("0.005 1", 0.002, None),
         ("0.003 1", 0.002, "warning"),
-        ("-1000 -100", 0.002, None),
-        ("-1e5 -100", 0.002, "warning"),
-        ("-1000 -1000", 0.002, "warning"),
+        ("-1e5 -100", 0.002, None),
     ],
 )
 def test_constraint_time_is_compared_with_the_timestep(solref: str, timestep: float, severity: str | None) -> None:
@@ -105,10 +121,6 @@ def test_constraint_times_of_joint_limits_and_equalities() -> None:
         ("warning", "constraint time", ("j",)),
         ("warning", "constraint time", ("mimic",)),
     ]
-
-
-def test_geoms_that_never_touch_have_no_constraint_time() -> None:
-    assert constraint_times(world(BALL.format("0.0001 1")), []) == []
 
 
 def test_constraint_time_without_refsafe_says_that_the_model_blows_up() -> None:
@@ -128,12 +140,8 @@ def test_discrete_integrator_accepts_any_constraint_time() -> None:
         ('iterations="4" ls_iterations="8"', []),
         ('iterations="100" ls_iterations="8"', ["note"]),
         ('iterations="4" ls_iterations="50"', ["note"]),
-        ('iterations="2" ls_iterations="8" solver="CG"', ["warning"]),
-        ('iterations="8" ls_iterations="8" solver="CG"', []),
         ('iterations="4" ls_iterations="8" solver="PGS"', ["error"]),
         ('iterations="4" ls_iterations="8" integrator="implicit"', ["error"]),
-        ('iterations="4" ls_iterations="8" impratio="100"', ["warning"]),
-        ('iterations="4" ls_iterations="8" impratio="100" cone="elliptic"', []),
     ],
 )
 def test_solver_settings_that_mjx_handles_badly_are_found(option: str, severities: list[str]) -> None:
@@ -144,3 +152,78 @@ def test_model_without_constraints_has_no_solver_finding() -> None:
     model = arm(option='iterations="100"')
     model.jnt_limited[:] = False
     assert solver(model, []) == []
+
+
+FLOOR = '<geom name="floor" type="plane" size="1 1 1"/>'
+LEG = """
+<body name="body" pos="0 0 {height}">
+  <freejoint/><geom name="torso" type="box" size="0.2 0.2 0.2" mass="5"/>
+  <body name="thigh" pos="0 0 -0.3">
+    <joint name="hip" axis="0 1 0" range="-1 1" limited="true"/>
+    <geom name="upper" type="capsule" size="0.05 0.2" pos="0 0 -0.2" mass="1"/>
+    <body name="shin" pos="0 0 {reach}">
+      <joint name="knee" axis="0 1 0" range="-1 1" limited="true"/>
+      <geom name="lower" type="capsule" size="0.05 0.2" pos="0 0 -0.2" mass="1" {shin}/>
+    </body>
+  </body>
+</body>"""
+
+
+def leg(height: float = 2.0, reach: float = -0.5, shin: str = "", more: str = ""):
+    return world(FLOOR + LEG.format(height=height, reach=reach, shin=shin), more=more)
+
+
+def pairs(model) -> list[set[str]]:
+    return [set(names(model, "geom", pair)) for pair in candidates(model)]
+
+
+def test_candidates_are_the_pairs_of_geoms_that_may_touch() -> None:
+    every = [{"floor", "torso"}, {"floor", "upper"}, {"floor", "lower"}, {"lower", "torso"}]
+    assert pairs(leg()) == every
+    assert pairs(leg(shin='contype="0" conaffinity="0"')) == every[:2]
+    assert every[3] not in pairs(leg(more='<contact><exclude body1="body" body2="shin"/></contact>'))
+    assert pairs(leg(more='<contact><pair geom1="torso" geom2="upper"/></contact>'))[0] == {"upper", "torso"}
+
+
+@pytest.mark.parametrize("name", ["ant", "humanoid", "pusher", "walker2d"])
+def test_tasks_of_brax_have_no_warning_and_the_pairs_of_mjx(name: str) -> None:
+    env = load_env(EnvConfig(name=name, backend="mjx"))
+    model = model_of(env)
+    assert {finding.severity for finding in lint(model, env.backend)} <= {"note"}
+    from mujoco.mjx._src import collision_driver  # by now the environment has imported it
+
+    of_mjx = {frozenset((int(a), int(b))) for a, b, _ in collision_driver.geom_pairs(model)}
+    assert set(map(frozenset, candidates(model))) == of_mjx
+
+
+@pytest.mark.parametrize(("balls", "severity"), [(2, None), (9, "note"), (20, "warning")])
+def test_many_contacts_are_a_finding(balls: int, severity: str | None) -> None:
+    model = world(FLOOR + "".join(f'<body pos="{i} 0 1"><freejoint/><geom size="0.1"/></body>' for i in range(balls)))
+    findings = contact_count(model, candidates(model))
+    assert found(findings) == ([] if severity is None else [(severity, "contact count", ())])
+    if severity == "warning":
+        assert "210 pairs of geoms can touch, 190 of them among moving bodies" in findings[0].what
+
+
+def test_overlap_of_geoms_at_the_start_is_found() -> None:
+    assert overlaps(leg()) == []
+    ((severity, check, (couple,)),) = found(overlaps(leg(reach=0.2)))
+    assert (severity, check, set(couple.split("–"))) == ("warning", "overlap at start", {"lower", "torso"})
+    (finding,) = overlaps(leg(height=1.0))
+    assert finding.severity == "note" and "250.0 mm" in finding.what
+
+
+def test_unlimited_hinge_is_a_note() -> None:
+    assert unlimited_joints(arm(kind="hinge")) == []
+    wheel = arm(kind="hinge")
+    wheel.jnt_limited[:] = False
+    assert found(unlimited_joints(wheel)) == [("note", "unlimited joint", ("j",))]
+    cart = '<body><joint type="slide" axis="1 0 0"/><joint type="hinge" axis="0 1 0"/><geom size="0.1"/></body>'
+    assert unlimited_joints(world(cart)) == []
+
+
+def test_worst_finding_comes_first_and_other_engines_skip_the_rules_of_mujoco() -> None:
+    model = arm(joint='stiffness="4.2e6"', option='iterations="100"')
+    model.jnt_limited[:] = False
+    assert [finding.check for finding in lint(model)] == ["stiffness", "unlimited joint"]
+    assert [finding.check for finding in lint(model, "spring")] == ["unlimited joint"]

@@ -1,0 +1,99 @@
+"""Checks that play an environment: scale of rewards, and reach of actuators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ball import MODEL, Stick
+from brax.envs.base import PipelineEnv
+from brax.io import mjcf
+from models import arm, found
+from toys import PointMass, State, tiny_config
+
+from rlstable.doctor.playing import actuator_reach, play, reward_size
+from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.native import with_native_physics
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+class Weak(Stick):
+    """A stick whose motor takes ±40, commanded by `gain` times the action, at once or summed over the steps."""
+
+    def __init__(self, gain: float, sums: bool = False):
+        system = mjcf.loads(MODEL.format(gear=3.0).replace('ctrlrange="-1 1"', 'name="elbow" ctrlrange="-40 40"'))
+        PipelineEnv.__init__(self, sys=system, backend="mjx", n_frames=1)
+        self.reads, self.gain, self.sums = (), gain, sums
+
+    def step(self, state: Any, action: Any) -> Any:
+        before = state.pipeline_state.ctrl if self.sums else 0.0
+        return super().step(state, before + self.gain * action)
+
+
+@pytest.mark.parametrize(("gain", "sums", "share"), [(1.0, False, 2.5), (40.0, False, None), (1.0, True, None)])
+def test_actions_that_hardly_reach_the_range_of_a_motor_are_found(gain: float, sums: bool, share: float | None) -> None:
+    env = with_native_physics(Weak(gain, sums), 1)
+    findings = actuator_reach(model_of(env), play(env).controls)
+    if share is None:
+        assert findings == []
+    else:
+        (finding,) = findings
+        assert found(findings) == [("warning", "actuator reach", ("elbow",))]
+        assert finding.what.startswith("actions of -1 to 1 reach 2.5 % of ctrlrange")
+
+
+def test_motor_that_no_action_moves_is_no_finding() -> None:
+    model = arm(more='<actuator><motor name="a" joint="j" ctrlrange="-2 2"/></actuator>')
+    assert actuator_reach(model, np.zeros((3, 4, 1))) == []
+    assert found(actuator_reach(model, np.array([[0.0], [0.1], [np.nan]]))) == [("warning", "actuator reach", ("a",))]
+
+
+class Paid(PointMass):
+    """A point mass in which every step pays the same; NaN in every other episode where `breaks`."""
+
+    def __init__(self, reward: float, breaks: bool = False):
+        super().__init__(bound=100.0)
+        self.reward = reward
+        self.breaks = breaks
+
+    def step(self, state: State, action: jax.Array) -> State:
+        state = super().step(state, action)
+        bad = self.breaks & (state.pipeline_state.q[0] > 0.0)
+        return state.replace(reward=jnp.where(bad, jnp.nan, self.reward))
+
+
+def findings(env: Any, **ppo: Any) -> list[Any]:
+    plain = {"discounting": 0.99, "normalize_advantage": False, "reward_scaling": 1.0}
+    return reward_size(tiny_config(env={"episode_length": 1000}, ppo=plain | ppo), play(env))
+
+
+@pytest.mark.parametrize(("reward", "target"), [(30.0, "3,000"), (-30.0, "3,000"), (1e-5, "0.001")])
+def test_rewards_far_from_1_are_a_warning_with_the_recipe(reward: float, target: str) -> None:
+    (finding,) = findings(Paid(reward))
+    assert (finding.severity, finding.check) == ("warning", "rewards")
+    assert f"value targets of about {target}, far from 1" in finding.what
+    assert "set ppo.normalize_values=true ppo.normalize_advantage=true" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("reward", "ppo"),
+    [
+        (0.5, {}),
+        (0.0, {}),  # a sparse task says nothing about its scale
+        (30.0, {"reward_scaling": 0.01}),
+        (30.0, {"normalize_values": True}),
+        (30.0, {"normalize_advantage": True}),
+    ],
+)
+def test_usual_rewards_and_normalised_values_are_no_finding(reward: float, ppo: dict[str, Any]) -> None:
+    assert findings(Paid(reward), **ppo) == []
+
+
+def test_rewards_that_are_not_finite_are_left_out_of_the_scale() -> None:
+    (finding,) = findings(Paid(30.0, breaks=True))
+    assert "value targets of about 3,000" in finding.what
+    assert findings(Paid(float("nan"))) == []
