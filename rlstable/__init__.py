@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from rlstable.mjx_import import silence_missing_warp
-
 __version__ = "0.1.0"
 __all__ = ["ConfigError", "Policy", "Result", "WideCounter", "__version__", "fit", "load_policy"]
 
@@ -21,9 +19,6 @@ _MODULE_OF = {
     "fit": "rlstable.api",
     "load_policy": "rlstable.policy",
 }
-
-
-silence_missing_warp()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import io
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -171,8 +173,9 @@ def _build(factory: Any, config: EnvConfig, kwargs: Mapping[str, Any], backend: 
 
 
 def _brax_class(name: str) -> Any:
-    repair_fluid_model()
-    registry = compatibility.brax_environments()
+    with contextlib.redirect_stdout(io.StringIO()):  # MJX prints that the optional warp-lang is missing
+        repair_fluid_model()
+        registry = compatibility.brax_environments()
     if name not in registry:
         close = difflib.get_close_matches(name, list(registry), n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(sorted(registry))}"
