@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from rlstable.config.schema import Count, CountOrZero, KeyedError, Positive, Section
+from rlstable.config.schema import Count, CountOrZero, Positive, Section, require
 
 
 def _word(value: Any) -> Any:
@@ -31,15 +31,11 @@ class DistributedConfig(Section, at="distributed"):
 
     @model_validator(mode="after")
     def _check(self) -> DistributedConfig:
-        if self.enabled == "false" and self.by_hand:
-            raise KeyedError(
-                "enabled", "false trains in one process, so coordinator, process_id and num_processes must be null"
-            )
-        if self.coordinator is not None and not re.fullmatch(r".+:\d+", self.coordinator):
-            raise KeyedError("coordinator", f"{self.coordinator!r} must have the form <host of process 0>:<port>")
-        if self.process_id is not None and self.num_processes is not None and self.process_id >= self.num_processes:
-            raise KeyedError(
-                "process_id",
-                f"{self.process_id} must be less than num_processes={self.num_processes}; the first process is 0",
-            )
+        alone = "false trains in one process, so coordinator, process_id and num_processes must be null"
+        require(self.enabled != "false" or not self.by_hand, "enabled", alone)
+        named = self.coordinator is None or re.fullmatch(r".+:\d+", self.coordinator)
+        require(named, "coordinator", f"{self.coordinator!r} must have the form <host of process 0>:<port>")
+        count, number = self.num_processes, self.process_id
+        known = number is None or count is None or number < count
+        require(known, "process_id", f"{number} must be less than num_processes={count}; the first process is 0")
         return self

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, model_validator
 
 from rlstable.config.defaults import defaults
-from rlstable.config.schema import Count, CountOrZero, Finite, Flag, KeyedError, Section, Seed, Share
+from rlstable.config.schema import Count, CountOrZero, Finite, Flag, Section, Seed, Share, require
 
 _ENV_SITES = ("physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "action")
 _FAULT_VALUES: dict[str, float | str] = {
@@ -53,26 +53,22 @@ class FaultConfig(Section, at="fault"):
 
     @model_validator(mode="after")
     def _check(self) -> FaultConfig:
-        if self.site is None:
-            default = defaults("fault")
-            for key in ("value", "probability", "start", "iterations", "seed", "below"):
-                if getattr(self, key) != default[key]:
-                    raise KeyedError(key, f"needs fault.site; choose one of {', '.join(self.sites())}")
-        if self.eval and self.site not in _ENV_SITES:
-            raise KeyedError("eval", f"needs a fault.site in the environment; choose one of {', '.join(_ENV_SITES)}")
-        if self.seed is not None and (self.site in ("reset", "counters") or self.eval):
-            shared = "fault.eval=true" if self.eval else f"fault.site={self.site}"
-            raise KeyedError(
-                "seed",
-                f"{self.seed} cannot be the only faulty seed with {shared}, which affects all seeds; leave it out",
-            )
-        if self.site in _POSITIVE and not (math.isfinite(self.number) and self.number > 0):
-            raise KeyedError("value", f"{self.value!r} must be a positive number with fault.site={self.site}")
+        default = defaults("fault")
+        for key in ("value", "probability", "start", "iterations", "seed", "below"):
+            needs = f"needs fault.site; choose one of {', '.join(self.sites())}"
+            require(self.site is not None or getattr(self, key) == default[key], key, needs)
+        of_env = f"needs a fault.site in the environment; choose one of {', '.join(_ENV_SITES)}"
+        require(not self.eval or self.site in _ENV_SITES, "eval", of_env)
+        of_all = self.eval or self.site in ("reset", "counters")
+        require(
+            self.seed is None or not of_all, "seed", "must be null: a fault at this site or with eval is of all seeds"
+        )
+        positive = self.site not in _POSITIVE or (math.isfinite(self.number) and self.number > 0)
+        require(positive, "value", f"{self.value!r} must be a positive number with fault.site={self.site}")
         return self
 
     @classmethod
     def sites(cls) -> tuple[str, ...]:
-        """Every site where a fault can be injected."""
         return get_args(get_args(cls.model_fields["site"].annotation)[0])
 
     @property

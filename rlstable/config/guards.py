@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rlstable.config.schema import Count, Finite, Flag, KeyedError, Positive, Section, Share
+from rlstable.config.schema import Count, Finite, Flag, Positive, Section, Share, require
 
 
 class LimiterConfig(Section, at="guards.limiters"):
@@ -30,8 +30,8 @@ class LimiterConfig(Section, at="guards.limiters"):
     @model_validator(mode="after")
     def _check(self) -> LimiterConfig:
         low, high = self.policy_std_min, self.policy_std_max
-        if low is not None and high is not None and low >= high:
-            raise KeyedError("policy_std_min", f"{low} is not below guards.limiters.policy_std_max={high}; lower it")
+        above = f"{low} is not below guards.limiters.policy_std_max={high}; lower it"
+        require(low is None or high is None or low < high, "policy_std_min", above)
         return self
 
 
@@ -113,8 +113,9 @@ class PolicyConfig(Section, at="guards.policy"):
 
     @model_validator(mode="after")
     def _check(self) -> PolicyConfig:
-        if self.min_std is not None and self.max_std is not None and self.min_std >= self.max_std:
-            raise KeyedError("min_std", f"{self.min_std} is not below guards.policy.max_std={self.max_std}; lower it")
+        low, high = self.min_std, self.max_std
+        above = f"{low} is not below guards.policy.max_std={high}; lower it"
+        require(low is None or high is None or low < high, "min_std", above)
         return self
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlstable.config.schema import Count, Flag, KeyedError, Positive, Section
+from rlstable.config.schema import Count, Flag, Positive, Section, require
 
 Layers = Annotated[tuple[Count, ...], Field(min_length=1)]
 Activation = Literal["swish", "silu", "relu", "elu", "gelu", "tanh", "selu", "leaky_relu", "softplus", "sigmoid"]
@@ -42,16 +42,12 @@ class NetworkConfig(Section, at="network"):
 
     @model_validator(mode="after")
     def _check(self) -> NetworkConfig:
-        if self.distribution_type == "tanh_normal":
-            for key, unset in (
-                ("noise_std_type", "scalar"),
-                ("init_noise_std", 1.0),
-                ("state_dependent_std", False),
-                ("mean_clip_scale", None),
-                ("mean_kernel_init", None),
-            ):
-                if getattr(self, key) != unset:
-                    raise KeyedError(key, "needs network.distribution_type=normal; leave it out with tanh_normal")
-        if self.mean_kernel_init is None and self.mean_kernel_init_kwargs is not None:
-            raise KeyedError("mean_kernel_init_kwargs", "needs network.mean_kernel_init; set both, or neither")
+        unset = (
+            ("noise_std_type", "scalar"), ("init_noise_std", 1.0), ("state_dependent_std", False),
+            ("mean_clip_scale", None), ("mean_kernel_init", None),
+        )  # fmt: skip
+        for key, value in unset if self.distribution_type == "tanh_normal" else ():
+            require(getattr(self, key) == value, key, "needs network.distribution_type=normal")
+        both = self.mean_kernel_init is not None or self.mean_kernel_init_kwargs is None
+        require(both, "mean_kernel_init_kwargs", "needs network.mean_kernel_init")
         return self

@@ -20,6 +20,7 @@ from rlstable.config.schema import (
     Total,
     divisors,
     nearest,
+    require,
 )
 
 
@@ -34,8 +35,8 @@ class OptimizerConfig(Section, at="ppo.optimizer"):
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:
-        if self.weight_decay and self.name != "adamw":
-            raise KeyedError("weight_decay", "needs ppo.optimizer.name=adamw; set it to 0 or choose adamw")
+        adamw = self.name == "adamw"
+        require(adamw or not self.weight_decay, "weight_decay", "needs ppo.optimizer.name=adamw; set it to 0")
         return self
 
 
@@ -85,49 +86,29 @@ class PPOConfig(Section, at="ppo"):
 
     @model_validator(mode="after")
     def _check(self) -> PPOConfig:
-        rows = self.batch_size * self.num_minibatches
-        if rows > INT32_MAX:
-            raise KeyedError(
-                "batch_size",
-                f"batch_size * num_minibatches = {rows:,} must not exceed {INT32_MAX:,}; lower one of them",
-            )
-        if rows % self.num_envs:
-            raise KeyedError(
-                "num_envs",
-                f"{self.num_envs} does not divide batch_size * num_minibatches = {rows}; "
-                f"{nearest(self.num_envs, divisors(rows))} would fit",
-            )
-        if self.batch_size % self.gradient_accumulation:
-            raise KeyedError(
-                "gradient_accumulation",
-                f"{self.gradient_accumulation} does not divide ppo.batch_size={self.batch_size}; "
-                f"{nearest(self.gradient_accumulation, divisors(self.batch_size))} would fit",
-            )
-        if self.normalize_until_count is not None and self.normalize_observations_mode != "ema":
-            raise KeyedError(
-                "normalize_until_count",
-                "needs ppo.normalize_observations_mode=ema, as in Brax; set that, or leave it out",
-            )
+        rows, product = self.rows, "batch_size * num_minibatches ="
+        most = f"{product} {rows:,} must not exceed {INT32_MAX:,}; lower one of them"
+        require(rows <= INT32_MAX, "batch_size", most)
+        for key, whole, name in (
+            ("num_envs", rows, f"{product} {rows}"),
+            ("gradient_accumulation", self.batch_size, f"ppo.batch_size={self.batch_size}"),
+        ):
+            value = getattr(self, key)
+            if whole % value:
+                fits = nearest(value, divisors(whole))
+                raise KeyedError(key, f"{value} does not divide {name}; {fits} would fit")
+        ema = self.normalize_until_count is None or self.normalize_observations_mode == "ema"
+        require(ema, "normalize_until_count", "needs ppo.normalize_observations_mode=ema, as in Brax")
+        low, high, rate = self.learning_rate_schedule_min_lr, self.learning_rate_schedule_max_lr, self.learning_rate
         if self.learning_rate_schedule != "adaptive_kl":
             for key, unset in (("desired_kl", 0.01), ("learning_rate_schedule_max_lr", 1e-2)):
-                if getattr(self, key) != unset:
-                    raise KeyedError(key, "needs ppo.learning_rate_schedule=adaptive_kl; set that, or leave it out")
-        if self.learning_rate_schedule == "adaptive_kl":
-            low, high = self.learning_rate_schedule_min_lr, self.learning_rate_schedule_max_lr
-            if low > high:
-                raise KeyedError(
-                    "learning_rate_schedule_min_lr",
-                    f"{low} must not exceed learning_rate_schedule_max_lr={high}; lower it",
-                )
-            if not low <= self.learning_rate <= high:
-                raise KeyedError(
-                    "learning_rate",
-                    f"{self.learning_rate} must lie between learning_rate_schedule_min_lr={low} and _max_lr={high}",
-                )
-            if self.learning_rate_warmup:
-                raise KeyedError(
-                    "learning_rate_warmup", "must be 0 with learning_rate_schedule=adaptive_kl; set it to 0"
-                )
+                require(getattr(self, key) == unset, key, "needs ppo.learning_rate_schedule=adaptive_kl")
+            return self
+        require(low <= high, "learning_rate_schedule_min_lr", f"{low} must not exceed _max_lr={high}; lower it")
+        between = f"{rate} must lie between learning_rate_schedule_min_lr={low} and _max_lr={high}"
+        require(low <= rate <= high, "learning_rate", between)
+        warmup = self.learning_rate_warmup
+        require(not warmup, "learning_rate_warmup", "must be 0 with ppo.learning_rate_schedule=adaptive_kl")
         return self
 
     @property

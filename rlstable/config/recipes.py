@@ -20,12 +20,7 @@ _PLUGINS = "jax_plugins"
 
 
 def recipe(name: str, recipe_for: str) -> str:
-    """The recipe of an environment for a device: on a CPU `<name>_cpu` if it exists, else `cpu`; otherwise `name`.
-
-    Args:
-        name: The recipe for accelerators.
-        recipe_for: `cpu`, `accelerator`, or `auto` for the present device.
-    """
+    """The recipe for a device in place of `name`, that for accelerators: on a CPU `<name>_cpu` or else `cpu`."""
     if recipe_for == "accelerator" or (recipe_for == "auto" and has_accelerator()):
         return name
     own = f"{name}_{_CPU}"
@@ -33,46 +28,25 @@ def recipe(name: str, recipe_for: str) -> str:
 
 
 def notice(overrides: Sequence[str], recipe_for: str) -> str:
-    """A line that names the recipe of a run and the reason.
-
-    Args:
-        overrides: Overrides on the command line.
-        recipe_for: `auto`, `cpu` or `accelerator`.
-    """
+    """A line that names the recipe of a run and the reason, from the overrides on the command line."""
     typed = {key.lstrip("+~"): value for key, _, value in (override.partition("=") for override in overrides)}
     if "ppo" in typed:
         return f"recipe: {typed['ppo']}, as ppo={typed['ppo']} asks"
-    env = typed.get("env") or default_environment()
-    entry = entry_of(env)
-    if entry is None:
+    config: Any = OmegaConf.load(config_dir() / "config.yaml")
+    env = typed.get("env") or next(entry["env"] for entry in config.defaults if "env" in entry)
+    file = config_dir() / "env" / f"{env}.yaml"
+    match = re.search(r"override /ppo: *(\$\{rlstable\.recipe:)?(\w+)", file.read_text()) if file.is_file() else None
+    if match is None:
         return f"recipe: the one that env={env} selects"
-    name = published(entry)
-    if name == entry:
+    name = match.group(2)
+    if not match.group(1):
         return f"recipe: {name}, the only one of env={env}"
-    chosen, other = recipe(name, recipe_for), "cpu" if recipe(name, recipe_for) == name else "accelerator"
+    chosen = recipe(name, recipe_for)
+    other = "cpu" if chosen == name else "accelerator"
     why = f"recipe_for={recipe_for}"
     if recipe_for == "auto":
-        why += ", and this machine has an accelerator" if chosen == name else ", and this machine has no accelerator"
+        why += f", and this machine has {'an' if chosen == name else 'no'} accelerator"
     return f"recipe: {chosen} ({why}); recipe_for={other} selects ppo={recipe(name, other)}"
-
-
-def default_environment() -> str:
-    """The option of the group `env` that `config.yaml` selects."""
-    config: Any = OmegaConf.load(config_dir() / "config.yaml")
-    return next(str(entry["env"]) for entry in config.defaults if not isinstance(entry, str) and "env" in entry)
-
-
-def entry_of(env: str) -> str | None:
-    """The entry `override /ppo` of an environment's file, not resolved; None if there is no such file or entry."""
-    file = config_dir() / "env" / f"{env}.yaml"
-    match = re.search(r"override /ppo: *(\S+)", file.read_text()) if file.is_file() else None
-    return match and match.group(1)
-
-
-def published(entry: str) -> str:
-    """The recipe for an accelerator in an entry `override /ppo`."""
-    match = re.fullmatch(r"\$\{rlstable\.recipe:(\w+),.*", entry)
-    return match.group(1) if match else entry
 
 
 def has_accelerator() -> bool:

@@ -25,20 +25,19 @@ from rlstable.config.schema import (
     Finite,
     Flag,
     FolderName,
-    KeyedError,
     Positive,
     Section,
     Seed,
     Total,
     divisors,
     nearest,
+    require,
     validate,
 )
 from rlstable.config.supervise import SuperviseConfig
 
 # Packages whose environments need no trust=true, even if another user's run folder names them.
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
-_LONG_EPISODE = 100_000  # steps; an evaluation of shorter episodes ends soon
 _AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval.num_envs=auto
 
 
@@ -62,12 +61,10 @@ class EnvConfig(Section, at="env"):
 
     @property
     def package(self) -> str:
-        """The top-level package of an imported environment."""
         return self.name.partition(":")[0].partition(".")[0]
 
     @property
     def is_randomized(self) -> bool:
-        """Whether each training environment has a randomised model."""
         return self.randomize or self.randomization_fn is not None
 
     @property
@@ -83,26 +80,21 @@ class EnvConfig(Section, at="env"):
 
     @model_validator(mode="after")
     def _check(self) -> EnvConfig:
-        if self.source == "import" and not _is_import_path(self.name):
-            raise KeyedError("name", f"{self.name!r} must have the form package.module:Class when env.source=import")
-        if self.randomization_fn is not None and not _is_import_path(self.randomization_fn):
-            raise KeyedError(
-                "randomization_fn", f"{self.randomization_fn!r} must have the form package.module:function"
-            )
-        if self.randomize and (self.source != "playground" or self.randomization_fn is not None):
-            raise KeyedError("randomize", "needs env=playground, and env.randomization_fn=null")
-        if self.source == "object":
-            for key in ("backend", "kwargs", "randomization_fn"):
-                if getattr(self, key) is not None:
-                    raise KeyedError(key, "cannot change an environment object; build the object with it")
-        if self.impl != "auto" and self.source != "playground":
-            raise KeyedError("impl", "needs env=playground; env.backend chooses the physics of other environments")
-        if self.episode_length % self.action_repeat:
-            raise KeyedError(
-                "episode_length",
-                f"{self.episode_length} is not a multiple of env.action_repeat={self.action_repeat}; "
-                f"{self.episode_length - self.episode_length % self.action_repeat or self.action_repeat} would fit",
-            )
+        source, function, form = self.source, self.randomization_fn, "must have the form package.module:"
+        path = source != "import" or _is_import_path(self.name)
+        require(path, "name", f"{self.name!r} {form}Class when env.source=import")
+        path = function is None or _is_import_path(function)
+        require(path, "randomization_fn", f"{function!r} {form}function")
+        own = source == "playground" and function is None
+        require(own or not self.randomize, "randomize", "needs env=playground, and env.randomization_fn=null")
+        for key in ("backend", "kwargs", "randomization_fn") if source == "object" else ():
+            require(getattr(self, key) is None, key, "must be null: an environment object cannot be changed")
+        other = "needs env=playground; env.backend chooses the physics of other environments"
+        require(self.impl == "auto" or source == "playground", "impl", other)
+        length, repeat = self.episode_length, self.action_repeat
+        fits = f"{length - length % repeat or repeat} would fit"
+        whole = f"{length} is not a multiple of env.action_repeat={repeat}; {fits}"
+        require(length % repeat == 0, "episode_length", whole)
         return self
 
 
@@ -134,8 +126,8 @@ class LossScaleConfig(Section, at="precision.loss_scale"):
 
     @model_validator(mode="after")
     def _check(self) -> LossScaleConfig:
-        if not self.floor <= self.initial <= self.cap:
-            raise KeyedError("initial", f"{self.initial} must lie between floor={self.floor} and cap={self.cap}")
+        between = f"{self.initial} must lie between floor={self.floor} and cap={self.cap}"
+        require(self.floor <= self.initial <= self.cap, "initial", between)
         return self
 
 
@@ -237,54 +229,26 @@ class Config(Section, at=""):
 
     @model_validator(mode="after")
     def _check(self) -> Config:
-        if self.total_steps >= 2**64:
-            raise KeyedError(
-                "total_steps", f"{self.total_steps} must be less than 2**64, the limit of the step counter"
-            )
-        if self.seed + self.seeds > 2**32:
-            raise KeyedError(
-                "seeds", f"the last of {self.seeds} seeds from seed={self.seed} must be below 2**32; set a smaller seed"
-            )
-        if self.fault.site == "normalizer" and not self.ppo.normalize_observations:
-            raise KeyedError(
-                "fault.site", "normalizer needs ppo.normalize_observations=true; set that, or choose another site"
-            )
-        if self.env.source == "object" and (self.eval.env_kwargs is not None or self.eval.randomize):
-            raise KeyedError(
-                "eval.env_kwargs", "must be null and eval.randomize false: an environment object cannot be changed"
-            )
-        longest = max(10 * self.total_steps, _LONG_EPISODE)
-        if self.env.episode_length > longest and (self.eval.num_evals or self.eval.at_start):
-            raise KeyedError(
-                "env.episode_length",
-                f"{self.env.episode_length} is far above total_steps={self.total_steps}, and an evaluation plays whole "
-                f"episodes; it must be at most {longest}, unless eval.num_evals=0",
-            )
-        if self.render.every > self.eval.num_evals:
-            raise KeyedError(
-                "render.every",
-                f"{self.render.every} is more than eval.num_evals={self.eval.num_evals}, so nothing would be recorded; "
-                f"set eval.num_evals to {self.render.every} or more, or render.every=0",
-            )
-        if self.network.use_distributional_critic and self.ppo.clipping_epsilon_value is None:
-            raise KeyedError(
-                "ppo.clipping_epsilon_value",
-                "network.use_distributional_critic=true needs it, as the bound of its Huber loss; 1.0 is usual",
-            )
+        last = f"the last of {self.seeds} seeds from seed={self.seed} must be below 2**32; set a smaller seed"
+        require(self.seed + self.seeds <= 2**32, "seeds", last)
+        normalizes = self.fault.site != "normalizer" or self.ppo.normalize_observations
+        require(normalizes, "fault.site", "normalizer needs ppo.normalize_observations=true")
+        unchanged = self.env.source != "object" or (self.eval.env_kwargs is None and not self.eval.randomize)
+        require(unchanged, "eval.env_kwargs", "must be null and eval.randomize false with an environment object")
+        recordings, evals = self.render.every, self.eval.num_evals
+        few = f"{recordings} must not exceed eval.num_evals={evals}, because evaluations record"
+        require(recordings <= evals, "render.every", few)
+        huber = not self.network.use_distributional_critic or self.ppo.clipping_epsilon_value is not None
+        needs = "network.use_distributional_critic=true needs it, as the bound of its Huber loss; 1.0 is usual"
+        require(huber, "ppo.clipping_epsilon_value", needs)
         return self
 
     @property
     def each_seed(self) -> range:
-        """The seeds to train."""
         return range(self.seed, self.seed + self.seeds)
 
     def of_seed(self, seed: int, group: str) -> Config:
-        """The configuration of one seed, as a single run.
-
-        Args:
-            seed: One of `each_seed`.
-            group: Group of the seeds in Weights & Biases, unless one is configured.
-        """
+        """The configuration of one seed as a single run; `group` of Weights & Biases, unless one is configured."""
         wandb = self.logging.wandb
         if wandb.mode != "disabled":
             names = {"group": wandb.group or group, "name": f"{wandb.name or group} seed {seed}"}
@@ -303,7 +267,6 @@ class Config(Section, at=""):
 
     @property
     def env_steps_per_iteration(self) -> int:
-        """Environment steps of one iteration, including action repeat."""
         return self.ppo.env_steps_per_iteration(self.env.action_repeat)
 
     @property
@@ -336,33 +299,23 @@ class Config(Section, at=""):
         Raises:
             ConfigError: They do not; suggests a size that fits.
         """
-        ppo = self.ppo
+        ppo, accumulated = self.ppo, self.ppo.gradient_accumulation
         # The batch first: with a wrong batch size, no number of environments may fit.
-        step = math.lcm(count * ppo.gradient_accumulation, ppo.num_envs // math.gcd(ppo.num_envs, ppo.num_minibatches))
+        step = math.lcm(count * accumulated, ppo.num_envs // math.gcd(ppo.num_envs, ppo.num_minibatches))
         down = ppo.batch_size - ppo.batch_size % step
         envs = [n for n in divisors(ppo.rows) if n % count == 0]
         for key, choices in (("batch_size", [down or step, down + step]), ("num_envs", envs)):
             value = getattr(ppo, key)
             if value % count:
-                raise ConfigError(
-                    f"ppo.{key}: {value} does not divide evenly among {count} devices; "
-                    f"{nearest(value, choices)} would fit, or set devices=1"
-                )
-        share = ppo.batch_size // count
-        if share % ppo.gradient_accumulation:
+                fits = f"{nearest(value, choices)} would fit, or set devices=1"
+                raise ConfigError(f"ppo.{key}: {value} does not divide evenly among {count} devices; {fits}")
+        if (share := ppo.batch_size // count) % accumulated:
             raise ConfigError(
-                f"ppo.gradient_accumulation: {ppo.gradient_accumulation} does not divide the {share} unrolls "
-                f"of a minibatch on each of {count} devices; 1 would fit"
+                f"ppo.gradient_accumulation: {accumulated} does not divide the {share} unrolls of a minibatch on each "
+                f"of {count} devices; 1 would fit"
             )
 
 
 def load(data: Mapping[str, Any]) -> Config:
-    """Builds the configuration from the nested data that Hydra composed.
-
-    Args:
-        data: Nested mappings, e.g. `OmegaConf.to_container(cfg, resolve=True)`.
-
-    Raises:
-        ConfigError: The first mistake, in one line.
-    """
+    """Builds the configuration from nested mappings; ConfigError names the first mistake in one line."""
     return validate(Config, data)

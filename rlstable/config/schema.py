@@ -60,7 +60,7 @@ Share = Annotated[Finite, Field(ge=0, le=1)]
 Integer = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Integer, Field(gt=0, le=INT32_MAX)]
 CountOrZero = Annotated[Integer, Field(ge=0, le=INT32_MAX)]
-Total = Annotated[Integer, Field(gt=0)]
+Total = Annotated[Integer, Field(gt=0, lt=2**64)]  # the limit of the step counter
 Seed = Annotated[Integer, Field(ge=0, lt=2**32)]
 Flag = Annotated[bool, Field(strict=True)]
 
@@ -108,6 +108,12 @@ class KeyedError(ValueError):
         self.key = key
 
 
+def require(accepted: Any, key: str, message: str) -> None:
+    """Raises KeyedError with the message about a key of the section unless the settings are accepted."""
+    if not accepted:
+        raise KeyedError(key, message)
+
+
 Model = TypeVar("Model", bound=Section)
 
 
@@ -129,12 +135,7 @@ def unknown_key(model: type[Section], key: str) -> ConfigError:
 
 
 def keys_named(model: type[Section], name: str) -> list[str]:
-    """The dotted keys whose last part is a name, or the name that other frameworks use for the key.
-
-    Args:
-        model: The whole configuration, or one section.
-        name: A name without dots.
-    """
+    """The dotted keys whose last part is a name, or the name that other frameworks use for the key."""
     name = _OTHER_NAMES.get(name, name)
     return [key for key in _keys(model) if key.rpartition(".")[2] == name]
 

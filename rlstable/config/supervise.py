@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import model_serializer, model_validator
 
-from rlstable.config.schema import Count, CountOrZero, Flag, KeyedError, Positive, Section, Share
+from rlstable.config.schema import Count, CountOrZero, Flag, Positive, Section, Share, require
 
 X64 = "x64"
 # From the fastest to the most exact.
@@ -78,10 +78,8 @@ class RecoveryConfig(Section, at="supervise.recovery"):
     @model_validator(mode="after")
     def _check(self) -> RecoveryConfig:
         for key in ("remedies", "collapse_remedies"):
-            if self.enabled and not getattr(self, key):
-                raise KeyedError(
-                    key, "is empty and needs at least one remedy; add one, or set supervise.recovery.enabled=false"
-                )
+            empty = "is empty and needs at least one remedy; add one, or set supervise.recovery.enabled=false"
+            require(not self.enabled or getattr(self, key), key, empty)
         return self
 
     @property
@@ -119,10 +117,8 @@ class LadderConfig(Section, at="supervise.ladder"):
     def _check(self) -> LadderConfig:
         for key in ("matmul", "network"):
             levels, ordered = getattr(self, key), _ORDERS[key]
-            if list(levels) != sorted(set(levels), key=ordered.index):
-                raise KeyedError(
-                    key, f"[{', '.join(levels)}] must be in rising order without repeats: {', '.join(ordered)}"
-                )
+            wrong = f"[{', '.join(levels)}] must be in rising order without repeats: {', '.join(ordered)}"
+            require(list(levels) == sorted(set(levels), key=ordered.index), key, wrong)
         return self
 
 

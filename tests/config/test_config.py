@@ -12,11 +12,10 @@ from typing import Any
 
 import pydantic
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlstable.config import Config, ConfigError, load
-from rlstable.config.faults import FaultConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.schema import Section
 
@@ -109,13 +108,6 @@ def test_every_key_of_the_configuration_is_of_a_tested_kind():
     assert {leaf.key: leaf.kinds for leaf in LEAVES if len(leaf.kinds) != 1} == MIXED
     assert set().union(*(leaf.kinds for leaf in LEAVES)) <= KNOWN_KINDS
     assert len(LEAVES) > 80
-    for key, kind in {
-        "ppo.learning_rate": float,
-        "guards.limiters.log_ratio": float,
-        "seed": int,
-        "devices": int,
-    }.items():
-        assert KEYS[key].kinds == {kind}
     assert KEYS["ppo.max_grad_norm"].nullable and not KEYS["ppo.learning_rate"].nullable
 
 
@@ -215,22 +207,11 @@ def test_unknown_key_gets_a_suggestion_or_a_list_of_all_keys():
         assert all(field in listed for field in section.model_fields)
 
 
-@pytest.mark.parametrize("settings", [{}, {"env": {}}])
-def test_missing_environment_is_an_error(settings):
-    with pytest.raises(ConfigError, match=r"^env\.name: is missing; set it$"):
-        load(settings)
-
-
 def test_error_in_a_list_names_the_position():
     key = "network.policy_hidden_layer_sizes"
     for bad in (True, 0, -3, 1.5, "32", INF):
         refusal({key: [32, bad]}, f"{key}.1")
     assert "at least 1 item" in refusal({key: []})
-
-
-def test_further_errors_are_counted():
-    message = refusal({"ppo.num_envs": -1, "ppo.batch_size": 0, "seed": "x"})
-    assert message.endswith("(and 2 more)")
 
 
 def test_error_about_text_of_several_lines_is_one_line():
@@ -270,7 +251,7 @@ def suggested(message: str) -> int:
     return int(re.search(r"(\d+) would fit", message)[1])
 
 
-def mend(data: dict[str, Any], devices: int | None = None) -> tuple[Config, int]:
+def mend(data: dict[str, Any], devices: int | None = None) -> Config:
     """Applies suggestions until the configuration loads; each suggestion must cure its error."""
     cured: list[str] = []
     while True:
@@ -278,7 +259,7 @@ def mend(data: dict[str, Any], devices: int | None = None) -> tuple[Config, int]
             settings = load(data)
             if devices is not None:
                 settings.require_devices(devices)
-            return settings, len(cured)
+            return settings
         except ConfigError as error:
             key, message = str(error).split(": ", 1)
             assert "\n" not in str(error)
@@ -302,44 +283,19 @@ MANY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
-@given(MANY)
-@example({"ppo.num_envs": 7, "ppo.batch_size": 4, "ppo.num_minibatches": 2})
-@example({"env.episode_length": 3, "env.action_repeat": 4})
-def test_suggested_sizes_are_accepted(changes):
-    """Each suggestion, applied unchanged, cures the error of its key."""
-    mend(with_values(changes))
-
-
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(MANY, st.integers(1, 12))
+@example({"ppo.num_envs": 7, "ppo.batch_size": 4, "ppo.num_minibatches": 2}, 1)
+@example({"env.episode_length": 3, "env.action_repeat": 4}, 1)
 @example({"ppo.num_envs": 10, "ppo.batch_size": 10, "ppo.num_minibatches": 1}, 4)
 @example({"ppo.num_envs": 24, "ppo.batch_size": 24, "ppo.num_minibatches": 1, "ppo.gradient_accumulation": 8}, 6)
-def test_suggested_sizes_are_accepted_on_many_devices(changes, devices):
-    settings, _ = mend(with_values(changes))
-    data = settings.model_dump()
-    mended, _ = mend(data, devices)
+def test_suggested_sizes_are_accepted(changes, devices):
+    """Each suggestion, applied unchanged, cures the error of its key."""
+    mended = mend(mend(with_values(changes)).model_dump(), devices)
+    assert load(mended.model_dump(mode="json")) == mended
     for size in (mended.ppo.num_envs, mended.ppo.batch_size):
         assert size % devices == 0
     assert (mended.ppo.batch_size // devices) % mended.ppo.gradient_accumulation == 0
-
-
-@settings(max_examples=50)
-@given(st.integers(1, 2000), st.integers(1, 200), st.integers(1, 16))
-def test_suggested_size_is_the_nearest(num_envs, batch_size, num_minibatches):
-    rows = batch_size * num_minibatches
-    assume(rows % num_envs)
-    message = refusal({"ppo.num_envs": num_envs, "ppo.batch_size": batch_size, "ppo.num_minibatches": num_minibatches})
-    nearest = min(abs(n - num_envs) for n in range(1, rows + 1) if rows % n == 0)
-    assert abs(suggested(message) - num_envs) == nearest
-
-
-def test_number_of_devices_must_divide_the_batch():
-    config = load(with_values({"ppo.num_envs": 64, "ppo.batch_size": 32, "ppo.num_minibatches": 4}))
-    for count in (1, 2, 4, 8, 16, 32):
-        config.require_devices(count)
-    with pytest.raises(ConfigError, match=r"^ppo\.\w+: .* among 64 devices"):
-        config.require_devices(64)
 
 
 def test_unrolls_of_an_iteration_must_fit_an_int32_index():
@@ -368,7 +324,6 @@ def test_huge_size_is_rejected_without_a_long_search():
     ("changes", "key"),
     [
         ({"ppo.desired_kl": 0.02}, "ppo.desired_kl"),
-        ({"ppo.learning_rate_schedule": "linear", "ppo.desired_kl": 0.02}, "ppo.desired_kl"),
         ({"ppo.learning_rate_schedule_max_lr": 0.02}, "ppo.learning_rate_schedule_max_lr"),
         ({"ppo.optimizer.weight_decay": 0.1}, "ppo.optimizer.weight_decay"),
         ({"ppo.normalize_until_count": 10}, "ppo.normalize_until_count"),
@@ -398,7 +353,6 @@ def test_huge_size_is_rejected_without_a_long_search():
         ({"fault.iterations": 3}, "fault.iterations"),
         ({"fault.eval": True}, "fault.eval"),
         ({"fault.site": "gradient", "fault.eval": True}, "fault.eval"),
-        ({"fault.site": "disk", "fault.eval": True}, "fault.eval"),
         ({"fault.site": "learning_rate", "fault.value": "nan"}, "fault.value"),
         ({"fault.site": "counters", "fault.value": -1.0}, "fault.value"),
         ({"fault.site": "critic", "fault.value": "inf"}, "fault.value"),
@@ -407,7 +361,6 @@ def test_huge_size_is_rejected_without_a_long_search():
         ({"precision.loss_scale.initial": 0.5}, "precision.loss_scale.initial"),
         ({"precision.loss_scale.cap": 2.0}, "precision.loss_scale.initial"),
         ({"env.source": "import", "env.name": "a.b"}, "env.name"),
-        ({"env.episode_length": 10**9, "env.action_repeat": 1}, "env.episode_length"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -456,17 +409,7 @@ def test_fault_value_may_be_any_number_or_its_name(value):
     assert math.isnan(load(with_values({"fault.site": "reward"})).fault.number)
 
 
-@pytest.mark.parametrize("bad", ["big", 1e39, True])
-def test_fault_value_that_is_no_number_is_rejected(bad):
-    refusal({"fault.site": "reward", "fault.value": bad}, "fault.value")
-
-
-def test_unknown_fault_site_lists_the_known_sites():
-    message = refusal({"fault.site": "nowhere"})
-    assert all(f"'{site}'" in message for site in FaultConfig.sites())
-
-
-# --- spelling of Brax, immutability, round trip
+# --- spelling of Brax, immutability
 
 
 @pytest.mark.parametrize(
@@ -501,21 +444,6 @@ def test_loaded_configuration_is_immutable():
     ):
         with pytest.raises(pydantic.ValidationError):
             setattr(section, key, 1)
-
-
-def test_loading_does_not_change_the_given_data():
-    data = with_values({"ppo.num_envs": 64, "env.kwargs": {"a": 1}})
-    before = copy.deepcopy(data)
-    load(data)
-    assert data == before
-
-
-@settings(max_examples=30)
-@given(MANY)
-def test_dumped_configuration_loads_to_the_same_values(changes):
-    config, _ = mend(with_values(changes))
-    assert load(config.model_dump()) == config
-    assert load(config.model_dump(mode="json")) == config
 
 
 def test_steps_of_an_iteration_equal_those_of_brax():

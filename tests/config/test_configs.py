@@ -10,7 +10,6 @@ from typing import Any
 
 import hydra
 import pytest
-from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
@@ -112,13 +111,6 @@ def test_environment_selects_its_recipe_for_the_machine(name: str) -> None:
     own = f"{name}_cpu" if f"{name}_cpu" in GROUPS["ppo"] else "cpu"
     choices = hydra_node(f"env={name}", "recipe_for=cpu").runtime.choices
     assert choices.ppo == (name if name in ("fast", "inverted_pendulum") else own)
-
-
-@pytest.mark.parametrize("name", [name for name in ENVS if name != "fast"])
-def test_iteration_on_a_cpu_has_few_environments_and_steps(name: str) -> None:
-    config = load(f"env={name}", "recipe_for=cpu")
-    assert config.ppo.num_envs <= 64
-    assert config.env_steps_per_iteration <= 16_384 * config.env.action_repeat
 
 
 NO_ACCELERATOR = "(recipe_for=auto, and this machine has no accelerator); recipe_for=accelerator selects"
@@ -273,12 +265,6 @@ def test_recipe_sets_the_number_of_steps() -> None:
     assert load(*IMPORT, "ppo=humanoidstandup").total_steps == 100_000_000
 
 
-def test_recipe_selects_a_network_that_the_user_may_override() -> None:
-    assert load("env=inverted_pendulum").network == load("env=ant", ANYWHERE, "network=small").network
-    assert load("env=inverted_pendulum", "network=default").network == NetworkConfig()
-    assert load("env=inverted_pendulum", "ppo=default").network == NetworkConfig()
-
-
 def test_user_environment_is_imported_by_name() -> None:
     config = load(*IMPORT, "env.kwargs={goal: 2.0}")
     assert (config.env.source, config.env.name) == ("import", "my_package.my_module:MyEnv")
@@ -305,18 +291,6 @@ def test_evaluations_of_a_user_environment_play_at_most_a_quarter_of_the_trainin
     words: list[str], episodes: int
 ) -> None:
     assert load("env=import", "env.name=my:Env", *words).eval.num_envs == episodes
-
-
-@pytest.mark.parametrize("word", ["total_steps=soon", "total_steps=inf", "eval.num_evals=-1", "env.episode_length=0"])
-def test_wrong_number_is_named_although_the_evaluation_episodes_depend_on_it(word: str) -> None:
-    with pytest.raises(typed.ConfigError, match=rf"^{word.partition('=')[0]}: "):
-        load("env=import", "env.name=my:Env", word)
-
-
-@pytest.mark.parametrize("key", ["env.kwargs", "network.policy_network_kernel_init_kwargs"])
-def test_kwargs_take_a_dictionary(key: str) -> None:
-    section, name = key.split(".")
-    assert getattr(getattr(load(key + "={a: 1, b: {c: x}}"), section), name) == {"a": 1, "b": {"c": "x"}}
 
 
 def test_every_key_can_be_overridden_without_a_plus() -> None:
@@ -350,28 +324,6 @@ def test_guards_off_disables_every_guard_and_strict_is_stricter() -> None:
         assert all((pairs[key][0] < pairs[key][1]) != (key in floors) for key in changed[guard]), guard
     assert {guard for guard in guards if not changed[guard]} == {"return_watch", "finite_samples"}
     assert strict.finite_state.patience == 1
-
-
-def test_off_stays_a_word_where_an_option_takes_words() -> None:
-    assert load("logging=quiet").logging.console == "off"
-    assert load("logging.console=off").logging.console == "off"
-    assert not load("checkpoint=off").checkpoint.enabled
-
-
-@pytest.mark.parametrize("override", ["env=unicycle", "guards=unicycle"])
-def test_unknown_option_lists_the_known_options(override: str) -> None:
-    group = override.split("=")[0]
-    with pytest.raises(MissingConfigException, match=f"Could not find '{group}/unicycle'") as caught:
-        compose(override)
-    assert all(option in str(caught.value) for option in GROUPS[group])
-
-
-@pytest.mark.parametrize("override", ["ppo.learning_rat=1e-3", "guards.limiters.rewards=1.0", "steps=1"])
-def test_unknown_key_on_the_command_line_is_an_error(override: str) -> None:
-    with pytest.raises(ConfigCompositionException, match="Could not override"):
-        compose(override)
-    with pytest.raises(typed.ConfigError, match="unknown key"):
-        load("+" + override)
 
 
 def test_hydra_writes_no_files_and_keeps_the_working_folder() -> None:

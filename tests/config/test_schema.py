@@ -11,14 +11,10 @@ from rlstable.config.schema import unknown_key
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("learning_rate", "did you mean ppo.learning_rate?"),
         ("lr", "did you mean ppo.learning_rate?"),
-        ("ppo.lr", "did you mean ppo.learning_rate?"),
         ("gamma", "did you mean ppo.discounting?"),
         ("num_envs", "did you mean ppo.num_envs or eval.num_envs?"),
-        ("n_envs", "did you mean ppo.num_envs or eval.num_envs?"),
         ("steps", "did you mean total_steps?"),
-        ("timesteps", "did you mean total_steps?"),
         ("seed_count", "did you mean seeds?"),
         ("eval.learning_rate", "did you mean ppo.learning_rate?"),
         ("guards.max_share", "did you mean guards.storm.max_share?"),
