@@ -49,9 +49,6 @@ def exit_process(end: SystemExit) -> NoReturn:
 
     Python would wait for the thread, and a compilation cannot be stopped. With MJX that takes a minute or two, longer
     than the sender of a signal may wait.
-
-    Args:
-        end: The exception with the exit code, a number.
     """
     if (hosts := sys.modules.get("rlstable.device.hosts")) is not None:
         hosts.leave()

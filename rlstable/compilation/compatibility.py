@@ -31,14 +31,7 @@ RANDOMIZED_FIELDS = ("sys", "_mjx_model")
 
 
 class Coordination(NamedTuple):
-    """JAX's coordination service, as this process sees it.
-
-    Attributes:
-        client: JAX's client of the service; None before the processes are connected.
-        process_id: Number of this process, from 0.
-        num_processes: Number of all processes.
-        address: `<host>:<port>` of process 0.
-    """
+    """JAX's coordination service; `client` is None before the processes are connected."""
 
     client: Any
     process_id: int
@@ -47,11 +40,7 @@ class Coordination(NamedTuple):
 
 
 def coordination() -> Coordination:
-    """JAX's coordination service.
-
-    Raises:
-        ConfigError: This version of JAX has no such name.
-    """
+    """JAX's coordination service; ConfigError if this version of JAX has no such name."""
     state = _private("jax._src.distributed", "global_state")
     try:
         return Coordination(state.client, state.process_id, state.num_processes, str(state.coordinator_address))
@@ -66,11 +55,7 @@ def backends_are_initialized() -> bool:
 
 
 def processes_of_cluster() -> int | None:
-    """Number of processes of the cluster that JAX detects; None outside of one.
-
-    Raises:
-        Exception: Whatever JAX raises when it cannot read the cluster.
-    """
+    """Number of processes of the cluster that JAX detects; None outside of one."""
     cluster_env = _private("jax._src.clusters", "ClusterEnv")
     kinds = getattr(cluster_env, "_cluster_types", ())
     cluster = next((kind for kind in kinds if not kind.opt_in_only_method and kind.is_env_present()), None)
@@ -101,11 +86,7 @@ def _check_only_texts() -> None:
 
 
 def brax_environments() -> dict[str, type]:
-    """Brax's environments by name.
-
-    Raises:
-        ConfigError: This version of Brax has no such name.
-    """
+    """Brax's environments by name; ConfigError if this version of Brax has no such name."""
     environments: dict[str, type] | None = _private("brax.envs", "_envs")
     if environments is None:
         raise _unknown_version("env", "brax", "give the class: env=import env.name=brax.envs.ant:Ant")
@@ -113,11 +94,7 @@ def brax_environments() -> dict[str, type]:
 
 
 def mjx_io() -> Any:
-    """The module of MJX that puts models on a device.
-
-    Raises:
-        ConfigError: This version of MJX has no such module.
-    """
+    """The module of MJX that puts models on a device; ConfigError if this version of MJX has no such module."""
     module = _private("mujoco.mjx._src", "io")
     if not hasattr(module, "jax"):
         raise _unknown_version("distributed", "mujoco-mjx", "train with one process")

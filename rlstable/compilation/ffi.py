@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import hashlib
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
@@ -30,17 +30,17 @@ _INTERNAL = 13  # XLA_FFI_Error_Code_INTERNAL
 _MOST_VIEWS = 64  # a program reuses its memory, so it needs few sets of arrays
 
 
+def _struct(name: str, *fields: tuple[str, Any], extensions: Any = ctypes.c_void_p) -> Any:
+    """A structure of the interface; all but a few begin with their size and a list of extensions."""
+    head = (("size", ctypes.c_size_t), ("extensions", extensions))
+    return type(name, (ctypes.Structure,), {"_fields_": (*head, *fields)})
+
+
 class _Extension(ctypes.Structure):
     _fields_ = (("size", ctypes.c_size_t), ("type", ctypes.c_int), ("next", ctypes.c_void_p))
 
 
-class _Version(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extensions", ctypes.c_void_p),
-        ("major", ctypes.c_int),
-        ("minor", ctypes.c_int),
-    )
+_Version = _struct("_Version", ("major", ctypes.c_int), ("minor", ctypes.c_int))
 
 
 class _Metadata(ctypes.Structure):
@@ -51,74 +51,29 @@ class _MetadataExtension(ctypes.Structure):
     _fields_ = (("base", _Extension), ("metadata", ctypes.POINTER(_Metadata)))
 
 
-class _ErrorArguments(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extensions", ctypes.c_void_p),
-        ("message", ctypes.c_char_p),
-        ("code", ctypes.c_int),
-    )
-
-
-class _Api(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extensions", ctypes.c_void_p),
-        ("version", _Version),
-        ("internal", ctypes.c_void_p),
-        ("create_error", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_ErrorArguments))),
-    )
-
-
-class _Buffer(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extensions", ctypes.c_void_p),
-        ("dtype", ctypes.c_int),
-        ("data", ctypes.c_void_p),
-        ("rank", ctypes.c_int64),
-        ("dims", ctypes.POINTER(ctypes.c_int64)),
-    )
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extensions", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("types", ctypes.c_void_p),
-        ("buffers", ctypes.c_void_p),
-    )
-
-
 class _Scalar(ctypes.Structure):
     _fields_ = (("dtype", ctypes.c_int), ("value", ctypes.POINTER(ctypes.c_int64)))
 
 
-class _Attributes(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extensions", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("types", ctypes.c_void_p),
-        ("names", ctypes.c_void_p),
-        ("values", ctypes.POINTER(ctypes.POINTER(_Scalar))),
-    )
-
-
-class _Frame(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extensions", ctypes.POINTER(_MetadataExtension)),
-        ("api", ctypes.POINTER(_Api)),
-        ("context", ctypes.c_void_p),
-        ("stage", ctypes.c_int),
-        ("arguments", _Buffers),
-        ("results", _Buffers),
-        ("attributes", _Attributes),
-    )
-
-
+_Pointer = ctypes.c_void_p
+_Error = _struct("_Error", ("message", ctypes.c_char_p), ("code", ctypes.c_int))
+_CreateError = ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_Error))
+_Api = _struct("_Api", ("version", _Version), ("internal", _Pointer), ("create_error", _CreateError))
+_Buffer = _struct(
+    "_Buffer",
+    ("dtype", ctypes.c_int), ("data", _Pointer), ("rank", ctypes.c_int64), ("dims", ctypes.POINTER(ctypes.c_int64)),
+)  # fmt: skip
+_Buffers = _struct("_Buffers", ("count", ctypes.c_int64), ("types", _Pointer), ("buffers", _Pointer))
+_Attributes = _struct(
+    "_Attributes",
+    ("count", ctypes.c_int64), ("types", _Pointer), ("names", _Pointer),
+    ("values", ctypes.POINTER(ctypes.POINTER(_Scalar))),
+)  # fmt: skip
+_Frame = _struct(
+    "_Frame",
+    ("api", ctypes.POINTER(_Api)), ("context", _Pointer), ("stage", ctypes.c_int), ("arguments", _Buffers),
+    ("results", _Buffers), ("attributes", _Attributes), extensions=ctypes.POINTER(_MetadataExtension),
+)  # fmt: skip
 _DATA = _Buffer.data.offset
 
 
@@ -131,8 +86,7 @@ class _Call:
     results: dict[str, jax.ShapeDtypeStruct]
     views: dict[tuple[int, ...], tuple[Arrays, Arrays]] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, frame: _Frame) -> None:
-        """Runs the function on the memory of one call."""
+    def __call__(self, frame: Any) -> None:
         inputs, outputs = _addresses(frame.arguments), _addresses(frame.results)
         first = _Buffer.from_address(inputs[0])
         batch = tuple(first.dims[: first.rank - len(next(iter(self.arguments.values())).shape)])
@@ -148,8 +102,6 @@ class _Call:
 
 
 _calls: dict[int, _Call] = {}
-_registering = threading.Lock()
-_registered: list[Any] = []
 
 
 def call(name: str, compute: Compute, arguments: Mapping[str, jax.Array], wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,11 +127,7 @@ def call(name: str, compute: Compute, arguments: Mapping[str, jax.Array], wanted
 
 
 def calls_in(exported: jax.export.Exported) -> frozenset[int]:
-    """Numbers of the functions that a program calls.
-
-    Raises:
-        ValueError: The program's text has a call in an unknown form.
-    """
+    """Numbers of the functions that a program calls; ValueError if its text has a call in an unknown form."""
     if not _calls:
         return frozenset()
     text = exported.mlir_module()
@@ -194,12 +142,10 @@ def all_registered(calls: Set[int]) -> bool:
     return calls <= _calls.keys()
 
 
+@functools.cache
 def _register() -> None:
     """Registers the call target with XLA, once in a process."""
-    with _registering:
-        if not _registered:
-            jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_handle), platform="cpu")
-            _registered.append(TARGET)
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_handle), platform="cpu")
 
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))
@@ -215,7 +161,7 @@ def _handle(pointer: Any) -> int | None:
         _calls[frame.attributes.values[0].contents.value[0]](frame)
     except BaseException as error:
         message = f"{type(error).__name__}: {error}".encode()
-        arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message, _INTERNAL)
+        arguments = _Error(ctypes.sizeof(_Error), None, message, _INTERNAL)
         code: int = pointer.contents.api.contents.create_error(ctypes.byref(arguments))
         return code
     return None
@@ -223,11 +169,7 @@ def _handle(pointer: Any) -> int | None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Context manager for running a program: turns XLA's error for a Ctrl-C back into KeyboardInterrupt.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C interrupted a function that the program called.
-    """
+    """Context manager for running a program: turns XLA's error for a Ctrl-C back into KeyboardInterrupt."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -236,18 +178,14 @@ def interruptible() -> Iterator[None]:
         raise
 
 
-def _addresses(buffers: _Buffers) -> list[int]:
+def _addresses(buffers: Any) -> list[int]:
     return list((ctypes.c_size_t * buffers.count).from_address(buffers.buffers))
 
 
 def _arrays(data: Any, like: Mapping[str, jax.ShapeDtypeStruct], batch: tuple[int, ...]) -> dict[str, np.ndarray]:
-    return {
-        name: _array(address, (*batch, *x.shape), x.dtype)
-        for address, (name, x) in zip(data, like.items(), strict=True)
-    }
-
-
-def _array(address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    dtype = np.dtype(dtype)
-    memory = (ctypes.c_char * (int(np.prod(shape)) * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memory, dtype).reshape(shape)
+    arrays = {}
+    for address, (name, x) in zip(data, like.items(), strict=True):
+        dtype, shape = np.dtype(x.dtype), (*batch, *x.shape)
+        memory = (ctypes.c_char * (int(np.prod(shape)) * dtype.itemsize)).from_address(address)
+        arrays[name] = np.frombuffer(memory, dtype).reshape(shape)
+    return arrays

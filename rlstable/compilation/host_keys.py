@@ -1,4 +1,4 @@
-"""Random keys on the host: JAX's functions as three small programs that compile quickly."""
+"""Random keys on the host: JAX's functions as three small programs, which save a second of a start."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from rlstable.compilation.xla import quick_options
 
 def keys_of_seed(seed: int) -> tuple[jax.Array, ...]:
     """`jax.random.split(jax.random.PRNGKey(seed), 4)`; the seed is below 2**32."""
-    keys: tuple[jax.Array, ...] = _quick(_keys_of_seed)(np.uint32(seed))
-    return keys
+    return tuple(_quick(_keys_of_seed)(np.uint32(seed)))
 
 
 def split(key: jax.Array) -> tuple[jax.Array, ...]:
     """`jax.random.split(key)`."""
-    keys: tuple[jax.Array, ...] = _quick(_split)(key)
-    return keys
+    return tuple(_quick(_split)(key))
 
 
 def fold_in(key: jax.Array, number: int) -> jax.Array:

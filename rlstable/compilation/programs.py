@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from jax.stages import Lowered
 
-from rlstable.compilation import background, collector
+from rlstable.compilation import background
 from rlstable.compilation.xla import quick_options
+from rlstable.config import Config
 from rlstable.device.precision import SINGLE, Precision
 
 # Returns the arguments to trace a program with, or their shapes.
 Arguments = Callable[[], tuple[Any, ...]]
-
+Built = TypeVar("Built")
 
 _MANY_CONSTANTS = 50 * 10**6  # bytes
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pauses Python's garbage collector: tracing makes many objects that stay in use, and searching them takes time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class SharedBuilds(Generic[Built]):
+    """Builds one object per configuration; configurations that differ only in the seed share one object.
+
+    Args:
+        build: Called with a configuration and the arguments that all seeds share.
+    """
+
+    def __init__(self, build: Callable[..., Built]):
+        self._build = build
+        self._built: dict[str, Built] = {}
+
+    def __call__(self, config: Config, *args: Any) -> Built:
+        key = config.model_dump_json(exclude={"seed", "logging", "resume"})
+        if key not in self._built:
+            self._built[key] = self._build(config, *args)
+        return self._built[key]
 
 
 class Programs:
@@ -65,7 +98,7 @@ class Programs:
         """Traces and lowers a program; for the arguments see `build`."""
         del name, donates  # only for the trace cache: `function` already donates
         args = arguments()
-        with self._precision.compiled(), collector.paused():
+        with self._precision.compiled(), collector_paused():
             traced = function.trace(*args)
             size = sum(getattr(constant, "nbytes", 0) for constant in traced.jaxpr.consts)
             if size > _MANY_CONSTANTS:

@@ -12,8 +12,6 @@ import hashlib
 import os
 import pickle
 import tempfile
-import time
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +22,8 @@ import numpy as np
 from jax import export
 from jax.sharding import Mesh
 
-from rlstable.compilation import collector, ffi, sources
-from rlstable.compilation.programs import Arguments, Programs
+from rlstable.compilation import ffi, sources
+from rlstable.compilation.programs import Arguments, Programs, collector_paused
 from rlstable.compilation.xla import compiler_options, program_cache_folder
 from rlstable.config import Config
 from rlstable.config.run import EnvConfig
@@ -53,9 +51,7 @@ _IRRELEVANT_KEYS: dict[str, Any] = {
 _IRRELEVANT_FLAGS = ("jax_compilation_cache", "jax_persistent_cache", "jax_cpu_enable_async_dispatch")
 _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
 _PLAYGROUND = "mujoco_playground"
-_CHECKSUM_BYTES = 4
-_MOST_BYTES = 2**28  # of the whole cache; the least recently used programs are deleted first
-_UNFINISHED, _WRITING_SECONDS = "unfinished-", 3600.0  # older unfinished files come from a killed process
+_MOST_FILES = 400  # a run has four programs, of up to a few megabytes each
 
 
 def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
@@ -115,8 +111,8 @@ class TraceCache(Programs):
 
     Args:
         folder: Folder of the cache.
-        key_text: Everything that the programs are traced from, as text. A program's key is a hash of this text and of
-            the program's name.
+        key_text: Everything that the programs are traced from, as text. A program's file is named by a hash of this
+            text and of the program's name.
         mesh: The devices that run the programs.
         precision: Precision to compile in.
         options: Compiler options.
@@ -136,7 +132,7 @@ class TraceCache(Programs):
         if lowered is not None:
             return lowered
         args = arguments()
-        with self._precision.compiled(), collector.paused():
+        with self._precision.compiled(), collector_paused():
             trace = _traced(function, args, self._mesh)
         lowered = self._lowered(name, donates, trace)
         if trace is None or lowered is None:  # raises the error of a function that cannot be traced
@@ -168,25 +164,17 @@ class TraceCache(Programs):
             shardings = exported.in_shardings_jax(self._mesh)
             shapes = map(_placeholder, exported.in_avals, shardings)
             args = jax.tree.unflatten(trace.arguments, shapes)
-            with self._precision.compiled(), collector.paused():
+            with self._precision.compiled(), collector_paused():
                 return jax.jit(program, donate_argnums=range(len(args)) if donates else ()).lower(*args)
         except Exception:  # the caller traces the function instead
             return None
 
     def _path(self, name: str) -> Path:
-        """The file of a program; its name is the cache key."""
         return self._folder / hashlib.blake2s(f"{self._key_text}\n{name}".encode()).hexdigest()
 
 
 class _Trace(NamedTuple):
-    """A traced program, as saved.
-
-    Attributes:
-        exported: The program with flat arguments and results, serialised by `jax.export`.
-        arguments: Tree structure of the arguments.
-        results: Tree structure of the results.
-        calls: Numbers of the `ffi` functions that the program calls.
-    """
+    """A traced program as saved: with flat arguments and results, their tree structures, and its numbers of `ffi`."""
 
     exported: bytearray
     arguments: Any
@@ -232,11 +220,7 @@ def _read(path: Path) -> _Trace | None:
     try:
         if writable_by_others(path.parent) is not None:
             return None
-        content = path.read_bytes()
-        body = memoryview(content)[_CHECKSUM_BYTES:]
-        if zlib.crc32(body) != int.from_bytes(content[:_CHECKSUM_BYTES]):
-            return None
-        trace = _Trace(*pickle.loads(body))
+        trace = _Trace(*pickle.loads(path.read_bytes()))
         os.utime(path)
     except Exception:  # unpickling can raise any error if a class no longer exists
         return None
@@ -244,31 +228,23 @@ def _read(path: Path) -> _Trace | None:
 
 
 def _write(path: Path, trace: _Trace) -> None:
-    """Saves a trace atomically, and deletes the least recently used traces if the cache is too large.
+    """Saves a trace atomically, and deletes the least recently used files if there are too many.
 
     Raises:
         OSError: The trace cannot be written.
     """
     body = pickle.dumps(tuple(trace))
     make_private(path.parent)
-    handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=path.parent)
+    handle, name = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as unfinished_file:
-            unfinished_file.write(zlib.crc32(body).to_bytes(_CHECKSUM_BYTES) + body)
+            unfinished_file.write(body)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    total = 0
-    files = []
-    for file in path.parent.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process may delete files at the same time
-            files.append((file.stat(), file))
-    for status, file in sorted(files, key=lambda entry: -entry[0].st_mtime):
-        total += status.st_size
-        unfinished = file.name.startswith(_UNFINISHED) and time.time() - status.st_mtime < _WRITING_SECONDS
-        if total > _MOST_BYTES and not unfinished:
-            file.unlink(missing_ok=True)
+    for file in sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime)[:-_MOST_FILES]:
+        file.unlink(missing_ok=True)
 
 
 def _plain(arguments: Mapping[str, Any] | None) -> bool:

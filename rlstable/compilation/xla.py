@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -44,8 +42,7 @@ def compiler_options(deterministic: bool, quickly: bool = False) -> dict[str, bo
         deterministic: Whether the same program on the same device must give the same bits.
         quickly: Whether compile time matters more than the speed of the programs.
     """
-    options = (_known(_DETERMINISTIC) if deterministic else {}) | (quick_options() if quickly else {})
-    return options or None
+    return (_known(_DETERMINISTIC) if deterministic else {}) | (quick_options() if quickly else {}) or None
 
 
 def quick_options() -> dict[str, bool | int]:
@@ -53,35 +50,27 @@ def quick_options() -> dict[str, bool | int]:
     return _known(_QUICK)
 
 
-def unknown_options() -> tuple[str, ...]:
+def unknown_options() -> list[str]:
     """Names of the XLA options for this kind of device that this jaxlib does not know; programs do without them."""
-    return _unknown(jax.default_backend())
+    backend = jax.default_backend()
+    return [name for table in (_DETERMINISTIC, _QUICK) for name in table.get(backend, {}) if name not in _known(table)]
 
 
 def _known(table: Mapping[str, Mapping[str, bool | int]]) -> dict[str, bool | int]:
-    """The options of a table for this kind of device that this jaxlib knows."""
-    options = table.get(jax.default_backend(), {})
-    return {name: value for name, value in options.items() if name not in unknown_options()}
+    backend = jax.default_backend()
+    return {name: value for name, value in table.get(backend, {}).items() if _is_known(backend, name, value)}
 
 
 @functools.cache
-def _unknown(backend: str) -> tuple[str, ...]:
-    """The unknown options for a kind of device, found by compiling an empty program; every jaxlib has other options."""
-    options: dict[str, Any] = {
-        name: value for table in (_DETERMINISTIC, _QUICK) for name, value in table.get(backend, {}).items()
-    }
-    empty, unknown = jax.jit(lambda: None).lower(), []
-    while options:
-        try:
-            empty.compile(options)
-            break
-        except jax.errors.JaxRuntimeError as error:
-            name = next((name for name in options if f"'{name}'" in str(error)), None)
-            if name is None or "No such compile option" not in str(error):
-                raise
-            unknown.append(name)
-            del options[name]
-    return tuple(unknown)
+def _is_known(backend: str, name: str, value: bool | int) -> bool:
+    """Whether an empty program compiles with an option; every jaxlib has other options."""
+    del backend  # the option may be known on another device
+    options: dict[str, Any] = {name: value}
+    try:
+        jax.jit(lambda: None).lower().compile(options)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def enable_program_cache(folder: str | None) -> str | None:
@@ -98,6 +87,10 @@ def enable_program_cache(folder: str | None) -> str | None:
     """
     if folder is None or (folder == "auto" and _known_folder()):
         return None
+    if folder == "auto" and hosts.count() > 1 and jax.default_backend() != "cpu":
+        # JAX writes the cache in process 0 only, and the processes that compile a program for GPUs divide the timing of
+        # its kernels: they would wait for a process that finds the program in the cache.
+        return "processes with accelerators must share one; set compile_cache to a folder that all hosts can write"
     root = user_cache() / "programs" if folder == "auto" else Path(folder).expanduser()
     # JAX's key does not contain the processor type, and machines may share a home.
     path = root.absolute() / processor.fingerprint()
@@ -116,45 +109,6 @@ def enable_program_cache(folder: str | None) -> str | None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_SECONDS)
         compilation_cache.reset_cache()  # else JAX ignores a folder that is set after the first compilation
     return None
-
-
-def require_shared_cache(usable: bool) -> str | None:
-    """Switches JAX's cache off if several processes with accelerators do not share one folder.
-
-    JAX writes the cache in process 0 only. On a GPU the processes that compile a program divide the timing of its
-    kernels. They would wait for a process that finds the program in the cache.
-
-    Args:
-        usable: Whether this process can use the folder of its configuration.
-
-    Returns:
-        Why the cache is off; None if it stays on.
-    """
-    if hosts.count() == 1 or jax.default_backend() == "cpu":
-        return None
-    folder = program_cache_folder()
-    token = hosts.from_writer("cache_token", lambda: _leave_token(folder))
-    sees = hosts.gather("cache", usable and (None if folder is None else (folder / token).exists()))
-    if hosts.is_writer() and folder is not None:
-        (folder / token).unlink(missing_ok=True)
-    if all(sees) or not any(one is not None for one in sees):
-        return None
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    blind = ", ".join(str(i) for i, one in enumerate(sees) if not one)
-    return (
-        f"processes {blind} do not share it; set compile_cache to a folder that all hosts can write (hosts with "
-        "different processors have different subfolders)"
-    )
-
-
-def _leave_token(folder: Path | None) -> str:
-    """Makes an empty file with a new name in a folder, and returns the name."""
-    name = f"seen-by-all-{os.getpid()}-{time.time_ns()}"
-    if folder is not None:
-        with contextlib.suppress(OSError):  # the folder is read-only
-            (folder / name).touch()
-    return name
 
 
 def program_cache_folder() -> Path | None:

@@ -14,7 +14,7 @@ import jax
 
 from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.jax_flags import check_flags
-from rlstable.compilation.once import SharedBuilds
+from rlstable.compilation.programs import SharedBuilds
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import expand_home

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from rlstable import faults
 from rlstable.compilation import xla
-from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache, require_shared_cache
+from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts, sharding
 from rlstable.device import machine as processor
@@ -138,7 +138,6 @@ class SeedRun:
         mesh = mesh_of(config)
         config.require_devices(mesh.size)
         cache_error = enable_program_cache(config.compile_cache)
-        cache_error = require_shared_cache(cache_error is None) or cache_error
         self._step_before = 0
         self._has_iterated = False
         self._reported_constants = False

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import pytest
 from hlo import kernels_of_sgd_step
 from jax._src.array import ArrayImpl  # no public API counts transfers
-from jax.experimental import io_callback
 from lowering import (
     PLATFORMS,
     TINY,
@@ -91,38 +90,18 @@ def test_programs_of_the_humanoid_lower_for_accelerators_without_a_callback() ->
     require_lowering(HUMANOID)
 
 
-def debugged(x: jax.Array) -> jax.Array:
-    jax.debug.callback(lambda _: None, x)
-    return x
-
-
-CALLBACKS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "debug": debugged,
-    "pure": lambda x: jax.pure_callback(lambda y: y, x, x),
-    "io": lambda x: io_callback(lambda y: y, x, x),
-    "in a loop": lambda x: jax.lax.fori_loop(0, 3, lambda _, y: debugged(y), x),
-    "in a function": lambda x: jax.jit(debugged)(x) + jax.jit(debugged)(2 * x),
-}
-
-
-@pytest.mark.parametrize("name", CALLBACKS)
-def test_check_of_lowered_programs_finds_a_callback(name: str) -> None:
-    """JAX lowers callbacks for the present device only, so the check already ends there."""
-    (target,) = outside_calls(module_of(CALLBACKS[name], "cpu", jnp.ones(3)))
+def test_check_of_lowered_programs_finds_a_callback() -> None:
+    (target,) = outside_calls(module_of(lambda x: jax.pure_callback(lambda y: y, x, x), "cpu", jnp.ones(3)))
     assert "callback" in target
-    for platform in PLATFORMS:
-        with pytest.raises(ValueError, match="different from the lowering platform"):
-            module_of(CALLBACKS[name], platform, jnp.ones(3))
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-def test_check_of_lowered_programs_finds_native_physics(platform: str) -> None:
+def test_check_of_lowered_programs_finds_native_physics() -> None:
     """It lowers for any platform, although its target exists on a CPU alone."""
 
     def native(x: jax.Array) -> jax.Array:
         return ffi.call("nothing", lambda inputs, results: None, {"x": x}, {"y": x})["y"]
 
-    assert outside_calls(module_of(native, platform, jnp.ones(3))) == {ffi.TARGET}
+    assert outside_calls(module_of(native, "cuda", jnp.ones(3))) == {ffi.TARGET}
 
 
 def module_of(function: Callable[..., Any], platform: str, *arguments: Any) -> Any:
@@ -282,11 +261,3 @@ def test_iteration_fetches_its_metrics_and_at_times_a_snapshot(tmp_path: Path) -
             loop.close()
     usual, third = (1, METRICS), (2, METRICS + SNAPSHOT)
     assert counts == [usual, usual, third, usual, usual, third]
-
-
-def test_counting_of_transfers_finds_a_number_that_is_read() -> None:
-    with counting_transfers() as found:
-        assert float(jnp.float32(2.0)) == 2.0
-        assert bool(jnp.any(jnp.ones(3) > 0))
-        jax.device_get(jnp.ones(3))
-    assert found == ["array", "array", "request", "array"]

@@ -117,13 +117,6 @@ def test_unknown_cluster_detection_leaves_one_process(monkeypatch: pytest.Monkey
     assert compatibility.processes_of_cluster() is None
 
 
-def test_unknown_state_of_the_backends_counts_as_not_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
-    importlib.import_module("jax").devices()
-    assert compatibility.backends_are_initialized()
-    without(monkeypatch, "backends_are_initialized")
-    assert not compatibility.backends_are_initialized()
-
-
 def test_unknown_flags_of_hydra_are_left_to_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="unknown flag '--nonsense'"):
         reject_unknown_flags(["--nonsense"])
@@ -142,14 +135,6 @@ def test_unknown_module_of_mjx_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     without(monkeypatch, "io")
     with pytest.raises(ConfigError, match=r"^distributed: rlstable does not know mujoco-mjx \d"):
         compatibility.mjx_io()
-
-
-def test_arrays_of_mjx_are_those_of_its_implementation_if_there_is_one() -> None:
-    class Data:
-        _impl: Any = "arrays"
-
-    assert compatibility.mjx_arrays(Data()) == "arrays"
-    assert compatibility.mjx_arrays("plain") == "plain"
 
 
 def test_environment_of_brax_without_a_known_pipeline_has_no_native_physics(monkeypatch: pytest.MonkeyPatch) -> None:

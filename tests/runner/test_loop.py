@@ -621,15 +621,15 @@ def test_seeds_with_more_files_than_the_process_may_open_are_rejected(
         ({"seeds": 2, "seed": 2**32 - 1}, r"^seeds: the last of 2 seeds from seed=4294967295 must be below 2\*\*32"),
         (
             {"fault": {"site": "counters", "seed": 1}},
-            "^fault.seed: 1 cannot be the only faulty seed with fault.site=counters",
+            "^fault.seed: must be null: a fault at this site",
         ),
         (
             {"fault": {"site": "reset", "seed": 1}},
-            "^fault.seed: 1 cannot be the only faulty seed with fault.site=reset",
+            "^fault.seed: must be null: a fault at this site",
         ),
         (
             {"fault": {"site": "reward", "eval": True, "seed": 0}},
-            "^fault.seed: 0 cannot be the only faulty seed with fault.eval",
+            "^fault.seed: must be null: a fault at this site",
         ),
     ],
 )
