@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlstable.cli.compose import prepared, register_resolvers, with_saved
 from rlstable.cli.mistakes import explain
-from rlstable.compilation import background, collector, sources
+from rlstable.compilation import background, sources
 from rlstable.config import ConfigError, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.io.outcome import outcome_of
@@ -46,13 +46,6 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     _stopped_by_signal.clear()
     SweepSummary.exit_codes.clear()
-    # Hydra rejects flags that it does not know.
-    words = ["logging.verbose=true" if word in ("-v", "--verbose") else word for word in sys.argv[1:]]
-    try:
-        sys.argv[1:] = prepared(words)
-    except ConfigError as error:
-        _print_error(str(error))
-        sys.exit(StopReason.config_error.exit_code)
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
@@ -61,10 +54,13 @@ def main() -> None:
         codes.append(code)
         return score
 
+    words = ["logging.verbose=true" if word in ("-v", "--verbose") else word for word in sys.argv[1:]]
     try:
+        sys.argv[1:] = prepared(words)
         job()
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
-        _print_error(str(error.__cause__ if isinstance(error.__cause__, ConfigError) else explain(error)))
+        cause = error if isinstance(error, ConfigError) else error.__cause__
+        _print_error(str(cause if isinstance(cause, ConfigError) else explain(error)))
         sys.exit(StopReason.config_error.exit_code)
     except BrokenPipeError:  # the reader of the pipe, such as `| head`, has exited; discard the buffered output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -127,7 +123,9 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
             from rlstable.device import hosts
             from rlstable.runner.loop import TrainingLoop
 
-            collector.exclude_existing_objects()
+            if not gc.isenabled():  # in the first job of the process
+                gc.freeze()  # the collector then ignores the objects of the imports
+                gc.enable()
             loop = TrainingLoop(config, run_dir, signals=signals)
             if loop.run_dir != run_dir:  # of the writer; Hydra made another one for this process
                 _remove_if_empty(run_dir)

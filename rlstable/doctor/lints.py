@@ -35,12 +35,7 @@ _DEEP = 1e-3  # least reported overlap at the start, in metres
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A finding of a check.
-
-    Attributes:
-        severity: `note` is good to know, `warning` costs quality or speed or can blow up, `error` will fail.
-        subject: Names of the elements; empty for the model as a whole.
-    """
+    """A finding: a `note` is good to know, a `warning` costs quality or speed or can blow up, an `error` will fail."""
 
     severity: Severity
     check: str

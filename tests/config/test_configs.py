@@ -121,11 +121,6 @@ NOTICES = {
         f"recipe: humanoid_cpu {NO_ACCELERATOR} ppo=humanoid",
         f"recipe: humanoid {WITH_ACCELERATOR} ppo=humanoid_cpu",
     ),
-    "the general one": (
-        ["env=walker2d", "ppo.num_envs=8"],
-        f"recipe: cpu {NO_ACCELERATOR} ppo=walker2d",
-        f"recipe: walker2d {WITH_ACCELERATOR} ppo=cpu",
-    ),
     "a user's class": (
         IMPORT,
         f"recipe: cpu {NO_ACCELERATOR} ppo=default",
@@ -135,7 +130,6 @@ NOTICES = {
         ["env=humanoid", "recipe_for=cpu"],
         *["recipe: humanoid_cpu (recipe_for=cpu); recipe_for=accelerator selects ppo=humanoid"] * 2,
     ),
-    "a recipe that the user chose": (["env=humanoid", "ppo=ant_cpu"], *["recipe: ant_cpu, as ppo=ant_cpu asks"] * 2),
     "the default environment": ([], *["recipe: inverted_pendulum, the only one of env=inverted_pendulum"] * 2),
     "an environment of another folder": (["env=mine"], *["recipe: the one that env=mine selects"] * 2),
 }
