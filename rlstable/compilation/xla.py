@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
