@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra._internal.hydra import Hydra
 
 from rlstable import train
 from rlstable.compilation import background
@@ -68,16 +67,6 @@ BAD_INPUT = {
     "indivisible devices": ([*TINY, "devices=3"], "ppo.batch_size: 8 does not divide evenly among 3 devices; 12"),
     "no such class": (["env=import", "env.name=toys:PointMas"], "env.name: module toys has no 'PointMas'; did you"),
     "no such module": (["env=import", "env.name=nowhere:Env"], "env.name: no module 'nowhere'"),
-    "no environment given": (["env=import"], "env.name: '???' must have the form package.module:Class"),
-    "a user's class with the recipe of env=fast": (
-        ["env=fast", "env.source=import", "env.name=toys:PointMass"],
-        "env.source: import with env=fast would train your class with ppo=fast, the recipe of another environment; "
-        "write env=import env.name=toys:PointMass, and ppo=<recipe> to choose another recipe",
-    ),
-    "a user's class with the recipe of the default environment": (
-        ["env.source=import", "env.name=toys:PointMass", "ppo.num_envs=8"],
-        "env.source: import with env=inverted_pendulum would train your class with ppo=inverted_pendulum, ",
-    ),
     "arguments it does not take": ([*TINY, "env.kwargs={colour: red}"], "env.kwargs: toys:PointMass cannot be built"),
     "a reset that is never clean": ([*TINY, "env.kwargs={bad_resets: 1.0}"], "env.name: none of 80 resets"),
     "a batch beyond all memory": (
@@ -88,8 +77,6 @@ BAD_INPUT = {
         [*TINY, "devices=2", "seeds=3"],
         "devices: 2 devices cannot train equally many of 3 seeds; allowed here: 1, or null for the most that ",
     ),
-    "no such run": (["resume=runs/nowhere"], "resume: runs/nowhere is not a run folder"),
-    "not an override": (["ppo.num_envs"], "cannot read 'ppo.num_envs'"),
     "an impossible pair": (["ppo.optimizer.weight_decay=0.1"], "ppo.optimizer.weight_decay: needs ppo.optimizer.name"),
     "observation without that key": (
         [*TINY, "env.kwargs={named: true}", "network.policy_obs_key=pixels"],
@@ -118,21 +105,6 @@ def test_first_lines_name_the_recipe_and_an_iteration_of_minutes(
     assert lines[0] == "recipe: default, as ppo=default asks"
     said = lines.index("an iteration will take about 9 min; ppo=cpu has iterations of seconds")
     assert said < next(number for number, line in enumerate(lines) if "64 / 64" in line)
-
-
-@pytest.mark.slow
-def test_run_that_inherited_a_recipe_can_still_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By its folder and by `resume=auto`, although the same command line would be rejected for a new run."""
-    own = ["env.source=import", "env.name=toys:PointMass", *TINY[3:]]
-    assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=here", "ppo=inverted_pendulum") == 0
-    assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=here", "resume=auto", "total_steps=192") == 0
-    assert run(monkeypatch, tmp_path, *own, "resume=here", "total_steps=256") == 0
-    result = read_result(tmp_path / "here")
-    assert result is not None and result["step"] == 256
-    assert run(monkeypatch, tmp_path, *own, "hydra.run.dir=there", "resume=auto") == 2
-    assert capsys.readouterr().err.startswith("rlstable: env.source: import with env=inverted_pendulum")
 
 
 def test_unreadable_configuration_is_one_line_and_exit_code_2(
@@ -195,20 +167,6 @@ def test_command_that_does_not_train_does_not_import_jax(tmp_path: Path, asked: 
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-@pytest.mark.parametrize(
-    ("words", "times"),
-    [([], 1), (["hydra.run.dir=here"], 1), (["--run"], 2), (["+hydra.mode=RUN"], 2), (["-m"], 2), (["sweep=local"], 2)],
-)
-def test_run_composes_its_configuration_once_unless_the_words_may_set_hydras_mode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], times: int
-) -> None:
-    compose, composed = Hydra.compose_config, []
-    monkeypatch.setattr(Hydra, "compose_config", lambda *args, **kw: composed.append(kw) or compose(*args, **kw))
-    assert run(monkeypatch, tmp_path, "total_steps=0", *words) == 2
-    assert len(composed) == times
-    assert Hydra.get_mode.__qualname__ == "Hydra.get_mode"
 
 
 def test_task_of_a_sweep_can_be_pickled_for_a_launcher_in_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
