@@ -38,6 +38,7 @@ from rlstable.config.supervise import SuperviseConfig
 
 # Packages whose environments need no trust=true, even if another user's run folder names them.
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
+_LONG_EPISODE = 100_000  # steps; an evaluation of shorter episodes ends soon
 _AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval.num_envs=auto
 
 
@@ -236,6 +237,11 @@ class Config(Section, at=""):
         unchanged = self.env.source != "object" or (self.eval.env_kwargs is None and not self.eval.randomize)
         require(unchanged, "eval.env_kwargs", "must be null and eval.randomize false with an environment object")
         recordings, evals = self.render.every, self.eval.num_evals
+        longest = max(10 * self.total_steps, _LONG_EPISODE)
+        fits = self.env.episode_length <= longest or not (evals or self.eval.at_start)
+        far = f"is far above total_steps={self.total_steps}, and an evaluation plays whole episodes"
+        text = f"{self.env.episode_length} {far}; it must be at most {longest}, unless eval.num_evals=0"
+        require(fits, "env.episode_length", text)
         few = f"{recordings} must not exceed eval.num_evals={evals}, because evaluations record"
         require(recordings <= evals, "render.every", few)
         huber = not self.network.use_distributional_critic or self.ppo.clipping_epsilon_value is not None

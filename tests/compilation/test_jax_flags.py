@@ -25,7 +25,12 @@ REJECTED = {
     "debug_infs": (True, "JAX would end the run at the first infinity"),
     "enable_x64": (True, "training computes in float32"),
     "disable_jit": (True, "training runs compiled programs"),
+    "no_tracing": (True, "training traces its programs"),
     "numpy_rank_promotion": ("raise", "training and physics broadcast arrays"),
+    "numpy_dtype_promotion": ("strict", "training and physics mix types of numbers"),
+    "enable_custom_prng": (True, "random keys are arrays of integers"),
+    "legacy_prng_key": ("error", "random keys are arrays of integers"),
+    "transfer_guard": ("disallow", "each run copies random keys and metrics"),
 }
 
 

@@ -348,6 +348,7 @@ def test_huge_size_is_rejected_without_a_long_search():
         ),
         ({"guards.policy.min_std": 9.0}, "guards.policy.min_std"),
         ({"guards.policy.max_std": 1e-4}, "guards.policy.min_std"),
+        ({"env.episode_length": 10**9, "env.action_repeat": 1}, "env.episode_length"),
         ({"fault.value": 1.0}, "fault.value"),
         ({"fault.probability": 0.5}, "fault.probability"),
         ({"fault.iterations": 3}, "fault.iterations"),
