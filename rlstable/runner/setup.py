@@ -39,7 +39,7 @@ from rlstable.io.arrays import require_different_paths
 from rlstable.ppo.build import init_program, make_ppo, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
-from rlstable.supervise.memory_bound import require_memory
+from rlstable.supervise.memory import require_states
 
 
 class Program(NamedTuple):
@@ -157,13 +157,11 @@ class TrainingSetup:
             ahead: Whether to start compiling the training program for this state in the background.
 
         Raises:
-            ConfigError: The environments or an iteration's experience cannot fit into memory, or hardly any reset is
-                clean.
+            ConfigError: The environments' states do not fit into memory, or hardly any reset is clean.
         """
         # Other seeds of the same setup use the same compiled programs.
         shapes = self._first_states()
-        networks = self.ppo.networks
-        require_memory(self._config, self._mesh, shapes, networks.select(shapes.obs), networks.action_size)
+        require_states(self._config, shapes)
         with self._compiling("resets") if self._parameters is None else contextlib.nullcontext():
             resets = self._resets.begin()
             if ahead:

@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from rlstable.config import Config, ConfigError
+
 # Shares of the limit. Above `TIGHT` an event is logged, because evaluation and resets need memory besides the program;
 # above `FULL` the program does not fit.
 TIGHT, FULL = 0.8, 0.95
@@ -46,11 +48,7 @@ class Footprint:
 
 
 def footprint(compiled: Any) -> Footprint | None:
-    """Memory that a compiled program needs on each device; None if the backend does not report it.
-
-    Args:
-        compiled: `jax.jit(...).lower(...).compile()`.
-    """
+    """Memory that a compiled program needs on each device; None if the backend does not report it."""
     stats = compiled.memory_analysis()
     if stats is None:
         return None
@@ -72,22 +70,19 @@ def needed(program: Footprint | None, devices: Mesh) -> int | None:
 
 
 def limit(device: Any, configured: float | None = None) -> int | None:
-    """Bytes that a program on this device may use, independent of the memory in use now.
+    """Bytes that a program on this device may use, independent of the memory in use now; None if unknown.
+
+    On a GPU this is the share that XLA may use (`XLA_PYTHON_CLIENT_MEM_FRACTION`), on a CPU the memory of the container
+    or of the machine.
 
     Args:
         device: A `jax.Device`.
-        configured: Configured limit in GiB, which takes precedence; None if not configured.
-
-    Returns:
-        On a GPU the share that XLA may use (`XLA_PYTHON_CLIENT_MEM_FRACTION`), on a CPU the memory of the container or
-        of the machine; None if unknown.
+        configured: Configured limit in GiB, which takes precedence.
     """
     if configured is not None:
         return int(configured * 2**30)
     reported = _statistic(device, "bytes_limit")
-    if reported is None and device.platform == "cpu":
-        return host_total()
-    return reported
+    return host_total() if reported is None and device.platform == "cpu" else reported
 
 
 def live(device: Any) -> int | None:
@@ -96,7 +91,7 @@ def live(device: Any) -> int | None:
 
 
 def host_total(root: Path = Path("/")) -> int:
-    """Bytes of main memory that this process may use: of the machine, or the lower limit of its control groups.
+    """Bytes of main memory that this process may use: of the machine, or the lowest limit of its control groups.
 
     Args:
         root: Folder with `proc` and `sys`.
@@ -106,11 +101,36 @@ def host_total(root: Path = Path("/")) -> int:
     return min([psutil.virtual_memory().total, *_group_limits(root)])
 
 
-def host_total_and_swap() -> int:
-    """Bytes of main memory that this process may use, plus the machine's swap space."""
+def require_states(config: Config, states: Any) -> None:
+    """Checks that the environments' first states fit into the host's memory and swap space, before they are drawn.
+
+    No memory plan can divide them. The sizes are lower bounds, so a configuration that might fit passes.
+
+    Args:
+        config: With `supervise.memory.adapt=false` nothing is checked.
+        states: Shapes of the states of `ppo.num_envs` environments.
+
+    Raises:
+        ConfigError: They are too large; the message has the largest number that could fit.
+    """
     import psutil
 
-    return host_total() + int(psutil.swap_memory().total)
+    if not config.supervise.memory.adapt:
+        return
+    size, host = bytes_of(states), host_total() + int(psutil.swap_memory().total)
+    counts = {"ppo.num_envs": config.ppo.num_envs, "eval.num_envs": config.eval.num_envs}
+    for key, count in (counts | {"env.reset_pool_size": config.env.reset_pool_size}).items():
+        if size * count > host * config.ppo.num_envs:
+            raise ConfigError(
+                f"{key}: the states of {count:,} environments take at least "
+                f"{readable(size * count // config.ppo.num_envs)} of the {readable(host)} memory of this machine; at "
+                f"most {host * config.ppo.num_envs // size:,} could fit"
+            )
+
+
+def bytes_of(shapes: Any) -> int:
+    """Bytes of all arrays of a pytree, over all devices."""
+    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def readable(count: float) -> str:
@@ -130,35 +150,17 @@ def _statistic(device: Any, name: str) -> int | None:
 
 
 def _group_limits(root: Path) -> list[int]:
-    """Every memory limit of Linux control groups on this process and its parent groups, versions 1 and 2."""
+    """Every memory limit of Linux control groups (version 2) on this process."""
+    base, limits = root / "sys/fs/cgroup", []
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        groups = [line[3:] for line in (root / "proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
     except OSError:
         return []
-    limits = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, name = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
+    for path in groups:
         group = base / path.strip("/")
         # In a container the path may be a path of the host; then only the root of the mount exists.
-        for folder in {base, group, *(p for p in group.parents if p.is_relative_to(base))}:
-            limits += _number_in(folder / name)
+        for folder in {base, group, *(parent for parent in group.parents if parent.is_relative_to(base))}:
+            file = folder / "memory.max"
+            text = file.read_text().strip() if file.is_file() else ""
+            limits += [int(text)] if text.isdigit() else []  # `max` is no limit
     return limits
-
-
-def _number_in(file: Path) -> list[int]:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return []
-    return [int(text)] if text.isdigit() else []  # `max` is no limit
-
-
-def bytes_of(shapes: Any) -> int:
-    """Bytes of all arrays of a pytree, over all devices."""
-    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(shapes))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import psutil
 import pytest
+from toys import tiny_config
 
-from rlstable.supervise.memory import Footprint, footprint, host_total, limit, live, readable
+from rlstable.config import ConfigError
+from rlstable.supervise import memory
+from rlstable.supervise.memory import Footprint, footprint, host_total, limit, live, readable, require_states
 
 GPU = SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 60 << 30, "bytes_in_use": 5 << 30})
 
@@ -58,8 +62,6 @@ def test_memory_in_use_is_that_of_the_device() -> None:
         ("0::/", {"memory.max": "max"}, None),
         ("0::/a/b", {"a/memory.max": "2097152", "a/b/memory.max": "max"}, 2 << 20),
         ("0::/gone/on/the/host", {"memory.max": "3145728"}, 3 << 20),
-        ("4:memory:/job", {"memory/job/memory.limit_in_bytes": "4194304"}, 4 << 20),
-        ("4:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
         ("7:cpu,cpuacct:/", {"memory.max": "1048576"}, None),
         (None, {}, None),
     ],
@@ -90,3 +92,27 @@ def test_host_memory_is_limited_by_the_container(
 )
 def test_bytes_are_formatted_with_units(count: int, text: str) -> None:
     assert readable(count) == text
+
+
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [
+        ("ppo.num_envs", {"ppo": {"num_envs": 16}, "eval": {"num_envs": 9}}),
+        ("eval.num_envs", {"eval": {"num_envs": 9}}),
+        ("env.reset_pool_size", {"env": {"reset_pool_size": 9}}),
+    ],
+)
+def test_first_states_larger_than_memory_and_swap_are_one_line(
+    key: str, sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "host_total", lambda: 300)
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(total=20))
+    config = tiny_config(**{"eval": {"num_envs": 8}, "env": {"reset_pool_size": 8}} | sections)
+    count = {"ppo.num_envs": config.ppo.num_envs}.get(key, 9)
+    states = {"q": jax.ShapeDtypeStruct((config.ppo.num_envs, 10), jnp.float32)}  # 40 bytes each
+    with pytest.raises(ConfigError) as caught:
+        require_states(config, states)
+    assert str(caught.value) == (
+        f"{key}: the states of {count} environments take at least {40 * count} bytes of the 320 bytes memory of this "
+        "machine; at most 8 could fit"
+    )
