@@ -41,6 +41,7 @@ class Team:
         devices: CPU devices of each process.
         moments: Moment of `deadly.py` of some processes, by their number.
         own_args: Arguments of single processes, by their number.
+        own_paths: Folders of modules of single processes, by their number.
 
     Attributes:
         seconds_after_first_end: Seconds from the first to the last end of a process.
@@ -54,6 +55,7 @@ class Team:
         devices: int = 2,
         moments: dict[int, dict[str, Any]] | None = None,
         own_args: dict[int, list[str]] | None = None,
+        own_paths: dict[int, Path] | None = None,
     ):
         self.seconds_after_first_end = 0.0
         address = f"localhost:{free_port()}"
@@ -69,6 +71,7 @@ class Team:
                 f"distributed.coordinator={address}", f"distributed.process_id={i}",
                 f"distributed.num_processes={processes}",
             ] * (processes > 1)  # fmt: skip
+            own_path = {"PYTHONPATH": f"{(own_paths or {}).get(i, '')}:{environment['PYTHONPATH']}"}
             with log.open("w") as output:
                 self.processes.append(
                     subprocess.Popen(
@@ -76,7 +79,7 @@ class Team:
                             sys.executable, str(ROOT / "tests" / "deadly.py"), moment, *TINY, "total_steps=320",
                             "eval.num_evals=2", *team, *args, *(own_args or {}).get(i, []), f"hydra.run.dir={run_dir}",
                         ],
-                        env=environment, stdout=output, stderr=subprocess.STDOUT,
+                        env=environment | own_path, stdout=output, stderr=subprocess.STDOUT,
                     )
                 )  # fmt: skip
 

@@ -27,7 +27,6 @@ from rlstable.runner.result import Result
 from rlstable.runner.seed_run import SeedRun, mesh_of
 from rlstable.runner.setup import Program
 from rlstable.runner.stopping import StopRequest
-from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -290,16 +289,6 @@ def test_exit_of_a_callback_is_announced_to_all_processes(tmp_path: Path, monkey
         TrainingLoop(quick(), tmp_path, callback).run()
     assert announced == [("error", 1, "process 0: SystemExit: enough")]
     assert read_result(tmp_path)["stop_reason"] == "error"
-
-
-def test_run_that_ends_with_other_processes_calls_the_previous_handler_of_its_signal(tmp_path: Path) -> None:
-    called = []
-    signals = Signals()
-    signals.received, signals._previous = signal.SIGUSR1, {signal.SIGUSR1: lambda number, _: called.append(number)}
-    runner = TrainingLoop(quick(), tmp_path, signals=signals)
-    runner._end_with_others(hosts.Ending("preempted", 143, "a signal"))
-    assert called == [signal.SIGUSR1]
-    assert read_result(tmp_path)["stop_reason"] == "preempted"
 
 
 @pytest.mark.parametrize(

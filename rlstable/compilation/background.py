@@ -51,7 +51,7 @@ def exit_process(end: SystemExit) -> NoReturn:
     than the sender of a signal may wait.
     """
     if (hosts := sys.modules.get("rlstable.device.hosts")) is not None:
-        hosts.leave()
+        hosts.leave(int(end.code or 0))
     if all(build.done() for build in list(_builds)):
         raise end
     try:

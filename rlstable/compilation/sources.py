@@ -62,6 +62,17 @@ def fingerprint(*more: str) -> str | None:
     return digest.hexdigest()
 
 
+def digest_of_modules(*names: str) -> str:
+    """A hash of the files of rlstable and of some modules, to compare the code of several processes."""
+    digest = hashlib.blake2s()
+    package = Path(__file__).parents[1]
+    files = [(str(path.relative_to(package)), path) for path in sorted(package.rglob("*.py"))]
+    files += [(name, Path(file)) for name in names if (file := getattr(sys.modules.get(name), "__file__", None))]
+    for name, path in files:
+        digest.update(f"{name}\n".encode() + hashlib.blake2s(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 def _installed() -> list[str]:
     """Names of the `dist-info` folders of all installed packages, which contain the versions."""
     folders = [Path(folder) for folder in sys.path if folder and Path(folder).is_dir()]

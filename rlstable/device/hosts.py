@@ -2,6 +2,9 @@
 
 Every process runs the same host loop and takes the same decisions in the same iteration. Process 0 is the writer: only
 this process writes the run folder, evaluates and prints. In a process that trains alone, each function returns at once.
+
+If a process is lost, JAX aborts the other processes after 25 seconds: a collective cannot be interrupted. A process
+that fails announces its `Ending`, so that the others can name the cause if their collective fails first.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import os
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -23,14 +27,37 @@ import numpy as np
 from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
-from rlstable.device.team import FAREWELL_SECONDS, HEARTBEAT_SECONDS, LONGEST_WAIT, Ending, Team
 
 _CONFIG_ERROR = 2  # exit code
 _JOB_INDEX = "JOB_COMPLETION_INDEX"  # set by Kubernetes in the pods of an indexed job
 
+_HEARTBEAT = 25  # seconds after which JAX aborts the others of a silent process
+_LONGEST = 24 * 3600 * 1000  # milliseconds of one wait for another process; JAX aborts it if that process is lost
+_ANSWER = 2000  # milliseconds in which the coordinator answers
+
 Value = TypeVar("Value")
 
-_team: Team | None = None
+
+class Ending(NamedTuple):
+    """The first cause for which all processes end.
+
+    Attributes:
+        stop_reason: Name of the stop reason.
+        exit_code: Its exit code.
+        message: One line that explains it.
+        process: Number of the process with the cause; -1 if a process was lost.
+    """
+
+    stop_reason: str
+    exit_code: int
+    message: str
+    process: int
+
+
+_service: compatibility.Coordination | None = None  # None in a process that trains alone
+_ending: Ending | None = None
+_runs = 0  # runs that these processes have begun
+_calls: Counter[str] = Counter()
 
 
 def start(config: DistributedConfig) -> None:
@@ -38,25 +65,23 @@ def start(config: DistributedConfig) -> None:
 
     Raises:
         ConfigError: A setting is missing, or the processes do not find each other. Or the processes are connected
-            although the configuration says `false`, or a process has failed or vanished.
+            although the configuration says `false`, or an earlier run of them has failed.
     """
-    global _team
-    if _team is not None and _team.ending is not None:
+    global _service, _runs
+    if _ending is not None:
         raise ConfigError(
-            f"distributed: these processes have ended as {_team.ending.stop_reason} ({_team.ending.message}); start "
-            "new processes"
+            f"distributed: these processes have ended as {_ending.stop_reason} ({_ending.message}); start new processes"
         )
     if config.enabled == "false" and _is_connected():
         raise ConfigError(
             "distributed: is false, but jax.distributed has connected this process to other processes; set "
             "distributed=auto, or train separate runs in new processes"
         )
-    if _team is None and _is_wanted(config):
+    if _service is None and _is_wanted(config):
         _connect(config)
-        _team = Team(*compatibility.coordination())
+        _service = compatibility.coordination()
         atexit.register(leave)
-    if _team is not None:
-        _team.begin_run()
+    _runs += 1
 
 
 def _is_wanted(config: DistributedConfig) -> bool:
@@ -106,11 +131,8 @@ def _connect(config: DistributedConfig) -> None:
     if compatibility.backends_are_initialized():
         raise ConfigError(
             "distributed: JAX is in use already, so the processes cannot be connected; start the script with "
-            "jax.config.update('jax_enable_recoverability', True) and jax.distributed.initialize(), or set "
-            "distributed=false"
+            "jax.distributed.initialize(), or set distributed=false"
         )
-    # Without this flag JAX aborts every process when one vanishes, before the run folder has the stop reason.
-    jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is rlstable's
     late = threading.Timer(config.timeout, _give_up, [config.timeout])
     late.daemon = True
@@ -121,8 +143,7 @@ def _connect(config: DistributedConfig) -> None:
             config.num_processes,
             config.process_id,
             initialization_timeout=2 * math.ceil(config.timeout),
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=FAREWELL_SECONDS,
+            heartbeat_timeout_seconds=_HEARTBEAT,
         )
     except ValueError:
         raise ConfigError(
@@ -150,12 +171,12 @@ def _give_up(seconds: float) -> None:
 
 def count() -> int:
     """Number of processes of the run."""
-    return 1 if _team is None else _team.count
+    return 1 if _service is None else _service.num_processes
 
 
 def index() -> int:
     """Number of this process, from 0."""
-    return 0 if _team is None else _team.index
+    return 0 if _service is None else _service.process_id
 
 
 def is_writer() -> bool:
@@ -173,18 +194,18 @@ def from_writer(name: str, value: Callable[[], Value]) -> Value:
     Raises:
         ConfigError: The function raised it; every process raises it.
     """
-    if _team is None:
+    if _service is None:
         return value()
-    key = _team.key(name)
+    key = _key(name)
     if is_writer():
         try:
             result: Any = {"value": value()}
         except ConfigError as error:
             result = {"mistake": str(error)}
         text = json.dumps(result)
-        _team.client.key_value_set(key, text)
+        _service.client.key_value_set(key, text)
     else:
-        text = _team.client.blocking_key_value_get(key, LONGEST_WAIT)
+        text = _service.client.blocking_key_value_get(key, _LONGEST)
     result = json.loads(text)  # also in the writer, because JSON turns a tuple into a list
     if "mistake" in result:
         raise ConfigError(result["mistake"])
@@ -199,16 +220,22 @@ def gather(name: str, value: Value) -> list[Value]:
         name: As for `from_writer`.
         value: JSON data.
     """
-    if _team is None:
+    if _service is None:
         return [value]
-    key = _team.key(name)
-    _team.client.key_value_set(f"{key}/{_team.index}", json.dumps(value))
-    return [json.loads(_team.client.blocking_key_value_get(f"{key}/{i}", LONGEST_WAIT)) for i in range(_team.count)]
+    key, get = _key(name), _service.client.blocking_key_value_get
+    _service.client.key_value_set(f"{key}/{index()}", json.dumps(value))
+    return [json.loads(get(f"{key}/{i}", _LONGEST)) for i in range(count())]
+
+
+def _key(name: str) -> str:
+    """A new key for an exchange."""
+    _calls[name] += 1
+    return f"rlstable/{name}/{_calls[name]}"
 
 
 def largest(value: int) -> int:
     """The largest value of any process, an int32, by a collective of JAX: fast enough for every iteration."""
-    if _team is None:
+    if _service is None:
         return value
     from jax.experimental import multihost_utils
 
@@ -216,7 +243,7 @@ def largest(value: int) -> int:
 
 
 def require_same(name: str, settings: dict[str, Any], remedy: str) -> None:
-    """Checks that this process has the settings of the writer.
+    """Checks that all processes have the same settings; else all of them raise the same error.
 
     Args:
         name: Name of the exchange, as for `from_writer`.
@@ -226,13 +253,13 @@ def require_same(name: str, settings: dict[str, Any], remedy: str) -> None:
     Raises:
         ConfigError: They differ; names the first key.
     """
-    flat = dict(_flat(settings))
-    theirs = from_writer(name, lambda: flat)
-    for key in flat.keys() | theirs.keys():
-        if flat.get(key) != theirs.get(key):
-            raise ConfigError(
-                f"{key}: is {flat.get(key)!r} in process {index()} and {theirs.get(key)!r} in process 0; {remedy}"
-            )
+    first, *others = gather(name, dict(_flat(settings)))
+    for number, other in enumerate(others, 1):
+        for key in sorted(first.keys() | other.keys()):
+            if first.get(key) != other.get(key):
+                raise ConfigError(
+                    f"{key}: is {other.get(key)!r} in process {number} and {first.get(key)!r} in process 0; {remedy}"
+                )
 
 
 def _flat(settings: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -241,47 +268,58 @@ def _flat(settings: Any, path: str = "") -> list[tuple[str, Any]]:
     return [item for key, value in settings.items() for item in _flat(value, f"{path}.{key}" if path else str(key))]
 
 
-def on_ending(finish: Callable[[Ending], None]) -> None:
-    """Sets the function that ends the run in another thread, while its own thread waits for other processes."""
-    if _team is not None:
-        _team.finish = finish
-
-
-def saving() -> contextlib.AbstractContextManager[Any]:
-    """Context manager: if another process ends meanwhile, this process first completes the block, up to a minute."""
-    return contextlib.nullcontext() if _team is None else _team.saving
-
-
-def claim_end(exits: bool = False) -> None:
-    """Must be called by the thread that ends the run. If another thread already ends the process, it never returns.
-
-    Args:
-        exits: Whether this thread ends the process after the run.
-    """
-    if _team is not None:
-        _team.claim_end(exits)
-
-
 def announce(stop_reason: str, exit_code: int, message: str) -> Ending:
-    """Announces the end to all processes. Returns the first cause, which another process may have announced."""
-    ending = Ending(stop_reason, exit_code, message)
-    return ending if _team is None else _team.announce(ending)
+    """Announces that this process ends the run. Returns the first cause, which another process may have announced."""
+    global _ending
+    ending = Ending(stop_reason, exit_code, message, index())
+    if _service is None:
+        return ending
+    if _ending is None:
+        with contextlib.suppress(Exception):  # another process was first, or the coordinator is lost
+            _service.client.key_value_set(_ending_key(), json.dumps(ending))
+        _ending = _announced() or ending
+    return _ending
 
 
 def cause_of(error: Exception, stop_reason: str, exit_code: int) -> Ending:
     """The first cause of an error: what another process has announced or lost, or the error itself, announced now."""
-    if count() > 1 and _team is not None and isinstance(error, jax.errors.JaxRuntimeError):
-        _team.wait_for_cause()
-    return announce(stop_reason, exit_code, f"process {index()}: {type(error).__name__}: {error}")
+    global _ending
+    message = f"process {index()}: {type(error).__name__}: {error}"
+    if _service is None or not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" in str(error):
+        return announce(stop_reason, exit_code, message)
+    lost = f"process {index()} has lost another process: {' '.join(str(error).split())[:200]}"
+    _ending = _ending or _announced() or Ending(stop_reason, exit_code, lost, -1)
+    return _ending
 
 
-def end_run() -> None:
-    """Must be called after a run that has ended for the same reason in all processes."""
-    if _team is not None:
-        _team.end_run()
+def _announced() -> Ending | None:
+    with contextlib.suppress(Exception):  # no process has announced anything, or the coordinator is lost
+        return Ending(*json.loads(_service.client.blocking_key_value_get(_ending_key(), _ANSWER)))
+    return None
 
 
-def leave() -> None:
-    """Disconnects this process; may be called again. The writer, which is the coordinator, leaves last."""
-    if _team is not None:
-        _team.leave()
+def _ending_key() -> str:
+    return f"rlstable/ending/{_runs}"
+
+
+def leave(exit_code: int | None = None) -> None:
+    """Disconnects this process, after all processes have come here. May be called again.
+
+    After a failure this process ends soon, and JAX then aborts the processes that have not failed for the same reason.
+
+    Args:
+        exit_code: Exit code after a failure; None for that of its stop reason.
+    """
+    global _service
+    if _service is None:
+        return
+    if _ending is not None or hasattr(sys, "last_exc"):  # `last_exc` has ended the user's script
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # An error of all processes: the coordinator must not end first, because JAX then aborts the others.
+            _service.client.wait_at_barrier(f"rlstable/failed/{_runs}", _ANSWER)
+        os._exit(exit_code or (1 if _ending is None else _ending.exit_code))
+    _service = None
+    with contextlib.suppress(Exception):
+        jax.distributed.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -123,7 +124,6 @@ class TrainingLoop:
             return SeedRun(config, folder, callback, more_guards, console, self._stop_request, factories)
 
         self.seeds = self._folder.open(open_seed)
-        hosts.on_ending(self._end_with_others)
         try:
             if several:
                 self._refuse_shared_leaves()
@@ -203,7 +203,7 @@ class TrainingLoop:
             self._advise(ending)
             for log_event in (self._folder.event, *(run.event for run in self._unfinished.values())):
                 log_event("error", message=f"{type(error).__name__}: {error}")
-            if stop_reason is StopReason.error:
+            if stop_reason is StopReason.error and ending.process == hosts.index():
                 raise
         except BaseException as error:  # SystemExit of a callback
             error_text = f"process {hosts.index()}: {type(error).__name__}: {error}"
@@ -211,7 +211,6 @@ class TrainingLoop:
             raise
         finally:
             result = self._finish(stop_reason)
-        hosts.end_run()
         return result
 
     def _train(self) -> None:
@@ -372,17 +371,11 @@ class TrainingLoop:
         return make_evaluator(config, networks, compiling, self._folder.event, single)
 
     def _save_and_end(self, stop_reason: StopReason) -> StopReason:
-        """Saves every good state that is not saved, and ends the run. Another thread calls this during compilation.
-
-        Several processes save nothing here, because one of them may not be ready to give its part of a state.
-        """
-        ending = hosts.announce(stop_reason.name, stop_reason.exit_code, stop_reason.meaning)
-        hosts.claim_end(exits=True)
+        """Saves every good state that is not saved, and ends the run. Another thread calls this during compilation."""
         self._folder.wait()
-        if hosts.count() == 1:
-            for run in self._unfinished.values():
-                run.saving.save_if_due(run.state)
-        return self._finish(StopReason[ending.stop_reason]).stop_reason
+        for run in self._unfinished.values():
+            run.saving.save_if_due(run.state)
+        return self._finish(stop_reason).stop_reason
 
     def _last_save(self) -> str:
         """The last checkpoint in a few words; of several seeds the oldest one."""
@@ -394,24 +387,15 @@ class TrainingLoop:
             return "nothing has been saved yet"
         return f"the last checkpoint is of step {min(saved):,}"
 
-    def _end_with_others(self, ending: hosts.Ending) -> None:
-        """Ends the run because another process has ended or vanished. Another thread may call this."""
-        stop_reason = StopReason[ending.stop_reason]
-        if stop_reason is StopReason.error:
-            for run in self._unfinished.values():
-                run.event("error", message=ending.message)
-        self._advise(ending)
-        self._finish(stop_reason)
-        self._stop_request.call_previous_handler()
-
     def _advise(self, ending: hosts.Ending) -> None:
         """Explains a failure of another process, or of all; a signal explains itself."""
         if hosts.count() > 1 and StopReason[ending.stop_reason] not in FROM_OUTSIDE:
             self._advice = ending.message
+        if ending.process != hosts.index():
+            print(f"rlstable: {ending.stop_reason}: {ending.message}", file=sys.stderr, flush=True)
 
     def _finish(self, stop_reason: StopReason | None) -> Result:
         """Ends the unfinished seeds and the run."""
-        hosts.claim_end()
         with contextlib.closing(self):
             for seed in self._unfinished:
                 self._end_seed(seed, stop_reason or StopReason.error)

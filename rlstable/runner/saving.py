@@ -122,8 +122,7 @@ class Saving:
         self._last_good = host.iteration, host.step
         self._last_score, self._unsaved = score, False
         if hosts.is_writer():
-            with hosts.saving():
-                self._write(state, saved, origins, score)
+            self._write(state, saved, origins, score)
 
     def _write(self, state: TrainState, saved: Any, origins: Mapping[str, Any], score: float | None) -> None:
         """Writes a checkpoint, after the rows and the checkpoint before it."""

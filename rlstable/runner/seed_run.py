@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults
-from rlstable.compilation import xla
+from rlstable.compilation import sources, xla
 from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts, sharding
@@ -181,19 +181,22 @@ class SeedRun:
         """Checks that all processes compute the same numbers, because each process takes its own decisions from them.
 
         Raises:
-            ConfigError: Software, device, physics, processor or the user's guards differ.
+            ConfigError: Software, sources, device, physics, processor or the user's guards differ.
         """
         if hosts.count() == 1:
             return
         versions = {name: version for name, version in self.programs.versions.items() if name != "python"}
+        users = [getattr(self.programs.setup.single, "unwrapped", self.programs.setup.single)]
+        users += [guard for guards in more_guards.values() for guard in guards.values()]
         on_cpu = jax.default_backend() == "cpu"
         own = versions | {
             "device": sorted({device.device_kind for device in self.programs.mesh.local_devices}),
             "processor": processor.fingerprint() if on_cpu else None,
             "physics": self.programs.setup.loaded.backend,
             "more_guards": {site: sorted(guards) for site, guards in more_guards.items()},
+            "sources": sources.digest_of_modules("__main__", *sorted({type(each).__module__ for each in users})),
         }
-        hosts.require_same("machine", own, "use equal machines with the same packages, and the same script")
+        hosts.require_same("machine", own, "use equal machines with the same packages, sources and script")
 
     def _report_constants(self, size: int) -> None:
         """Logs the size of the arrays that the environment makes part of a program, once."""

@@ -104,8 +104,12 @@ class StopRequest:
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Shows the name of the program that compiles, and reacts to signals meanwhile."""
-        handler = contextlib.nullcontext() if self._signals is None else self._signals.exit_handler(self._exit)
+        """Shows the name of the program that compiles, and reacts to signals meanwhile.
+
+        Several processes compile to the end, because they can only save a state together.
+        """
+        alone = self._signals is not None and hosts.count() == 1
+        handler = self._signals.exit_handler(self._exit) if alone else contextlib.nullcontext()
         with self._console.compiling(name), handler:
             yield
 
@@ -139,7 +143,6 @@ class StopRequest:
             stop_reason = self._save_and_end(stop_reason)
             self.call_previous_handler()
         finally:
-            hosts.leave()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(stop_reason.exit_code)

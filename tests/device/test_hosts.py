@@ -96,13 +96,12 @@ def test_process_that_trains_alone_decides_alone() -> None:
     assert hosts.from_writer("name", lambda: (1, 2)) == (1, 2)
     assert hosts.gather("name", 3) == [3]
     assert hosts.largest(4) == 4
-    hosts.claim_end()
     hosts.leave()
-    assert hosts.announce("error", 1, "a message") == ("error", 1, "a message")
+    assert hosts.announce("error", 1, "a message") == ("error", 1, "a message", 0)
 
 
 def test_different_settings_name_the_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "from_writer", lambda name, value: {**value(), "ppo.learning_rate": 1.0})
+    monkeypatch.setattr(hosts, "gather", lambda name, value: [value, value | {"ppo.learning_rate": 1.0}])
     with pytest.raises(ConfigError) as caught:
         hosts.require_same("configuration", {"ppo": {"learning_rate": 2.0, "num_envs": 4}}, "use the same command")
-    assert str(caught.value) == ("ppo.learning_rate: is 2.0 in process 0 and 1.0 in process 0; use the same command")
+    assert str(caught.value) == ("ppo.learning_rate: is 1.0 in process 1 and 2.0 in process 0; use the same command")
