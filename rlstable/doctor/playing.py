@@ -12,7 +12,7 @@ from rlstable.config import Config
 from rlstable.doctor.lints import Finding, names, short
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import physics
-from rlstable.supervise.signs import reward_scale
+from rlstable.supervise.diagnosis import misscaled_rewards
 
 _EPISODES = 16  # of random actions
 _STEPS = 100
@@ -60,7 +60,6 @@ def _play(env: Any, key: jax.Array) -> Played:
 
 def reward_size(config: Config, played: Played) -> list[Finding]:
     """Warns as training would if the rewards of random actions make value targets far from 1."""
-    sign = reward_scale(config)
     known = played.alive & jnp.isfinite(played.rewards)
     if not bool(known.any()):
         return []
@@ -68,11 +67,12 @@ def reward_size(config: Config, played: Played) -> list[Finding]:
         "training/reward_mean": float(jnp.mean(played.rewards, where=known)),
         "training/reward_greatest": float(jnp.max(jnp.abs(played.rewards), where=known, initial=0.0)),
     }
-    size = sign.value(row)
-    if size is None or not sign.is_hit(size, row):
+    found = misscaled_rewards(row, config)
+    if found is None:
         return []
+    size, remedy = found
     what = f"random actions earn {short(row['training/reward_mean'])} a step: value targets of about {short(size)}"
-    return [Finding("warning", "rewards", (), f"{what}, far from 1", sign.remedy(size, row))]
+    return [Finding("warning", "rewards", (), f"{what}, far from 1", remedy)]
 
 
 def actuator_reach(model: Any, controls: Any) -> list[Finding]:

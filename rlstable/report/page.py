@@ -17,7 +17,7 @@ from rlstable.report.markup import code, coloured_ending, document, duration, nu
 from rlstable.report.panels import CONTROLS, PANELS, curves, figure
 from rlstable.report.run_record import RunRecord, differences
 from rlstable.report.timeline import event_text, timeline
-from rlstable.supervise.run_warnings import LOSS_NOT_FINITE
+from rlstable.supervise.diagnosis import LOSS_NOT_FINITE
 from rlstable.supervise.stop_reasons import command
 
 _LAST_EVENTS = 300

@@ -18,7 +18,8 @@ from rlstable.io.run_folder import (
 )
 from rlstable.report.page import page
 from rlstable.report.run_record import read_record, read_records
-from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason, command, describe, describe_warnings
+from rlstable.runner.summary import describe, describe_warnings
+from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason, command
 
 
 def finish_files(

@@ -11,8 +11,7 @@ from rlstable.supervise.ladder import LadderMemory
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.return_watch import WatchMemory
-from rlstable.supervise.signs import SignMemory
-from rlstable.supervise.tally import Tally
+from rlstable.supervise.tally import SignMemory, Tally
 
 
 @dataclasses.dataclass

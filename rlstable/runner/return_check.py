@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,8 +14,6 @@ from rlstable.runner.keys import SeedKeys
 from rlstable.runner.result import Row
 from rlstable.supervise.return_watch import ReturnWatch
 from rlstable.supervise.snapshots import Snapshots
-
-DISAGREEMENT = "evaluations_disagree"  # the sign's name
 
 
 class ReturnCheck:
@@ -99,12 +97,10 @@ class ReturnCheck:
             "best_iteration": self._snapshots.best.iteration,
         }
         worse = self._watch.is_worse(best_returns, present_returns, self._finished)
-        # If training does not show the fall, exploration or a task that only training sees is the likely reason.
-        self.collapsed = worse is True and (self._finished or not self._host.watch.training.holds)
-        if worse and not self.collapsed:
-            self._watch.reset_test()
-            self._report_disagreement(returns)
-        elif worse:
+        if worse and not self._finished and self._host.watch.training.holds:
+            worse = None  # training does not show the fall: exploration, or a task that only training sees
+        self.collapsed = worse is True
+        if worse:
             self._watch.confirm()
             self._event("guard_tripped", guard="return_watch", collapsed=1)
             self._event("return_collapsed", **returns)
@@ -115,19 +111,6 @@ class ReturnCheck:
         else:
             self._watch.refute(best_returns, present_returns)
             self._event("return_fall_refuted", **returns)
-
-    def _report_disagreement(self, returns: Mapping[str, float | None]) -> None:
-        """Logs once, as a sign, that evaluations have fallen and the return in training has not."""
-        signs, level = self._host.signs, self._host.watch.training.level
-        if DISAGREEMENT in signs.spells:
-            return
-        text = (
-            f"evaluations fell from {_plain(returns['best_return'])} to {_plain(returns['return'])} where the return "
-            f"in training stayed at {_plain(level)}, so nothing is rolled back; compare what training and evaluations "
-            "see, or set eval.deterministic=false if the policy needs its noise"
-        )
-        signs.add(DISAGREEMENT, self._host.logged_step, text)
-        self._event("sign", sign=DISAGREEMENT, text=text, value=returns["return"])
 
     def keep(self, state: TrainState) -> None:
         """Keeps a good state as the best one or as the candidate for it, if the returns of this iteration say so."""
@@ -140,10 +123,6 @@ class ReturnCheck:
     @property
     def _finished(self) -> bool:
         return self._host.step >= self._total_steps
-
-
-def _plain(number: float | None) -> str:
-    return "nothing" if number is None else f"{number:,.4g}"
 
 
 def _mean(returns: np.ndarray) -> float | None:

@@ -19,9 +19,7 @@ from rlstable.runner.host_state import HostState
 from rlstable.runner.live_page import LivePage
 from rlstable.runner.result import Row
 from rlstable.runner.telemetry import Telemetry
-from rlstable.supervise import advice
-from rlstable.supervise.run_warnings import warnings_of
-from rlstable.supervise.signs import Signs
+from rlstable.supervise.diagnosis import Signs, advice, warnings_of
 from rlstable.supervise.stop_reasons import StopReason
 
 Callback = Callable[[int, Row], Any]
@@ -219,7 +217,7 @@ class SeedLog:
         }
         if cause is not None and stop_reason in (cause, StopReason.recovery_exhausted):
             fields["cause"] = cause.name
-            run_advice = advice.paragraph(cause, host.attempts, host.signs.logged, host.tally)
+            run_advice = advice(cause, host.attempts, host.signs.logged, host.tally)
         if run_advice is not None:
             fields["advice"] = run_advice
         return fields

@@ -18,13 +18,12 @@ from rlstable.runner.host_state import HostState
 from rlstable.runner.seed_programs import Key, SeedPrograms
 from rlstable.runner.setup_cache import LogEvent
 from rlstable.supervise import remedies
+from rlstable.supervise.diagnosis import FAILURE_REPEATS
 from rlstable.supervise.ladder import NeedsOwnProgram
 from rlstable.supervise.memory_plan import OutOfMemory
 from rlstable.supervise.recovery import Recovery
 from rlstable.supervise.snapshots import Origins, SavedState, Snapshot, Snapshots
 from rlstable.supervise.stop_reasons import StopReason
-
-_PASSED = "failure_repeats"  # the sign's name
 
 
 class Supervisor:
@@ -132,15 +131,15 @@ class Supervisor:
         """Reports once, as a sign, that the run continues after a failure because a rollback would repeat it."""
         host, cause = self._host, decision.cause
         assert cause is not None
-        if _PASSED in host.signs.spells:
+        if FAILURE_REPEATS in host.signs.records:
             return
         since = host.iteration + host.attempts.lost_iterations - host.attempts.recent[-1]["at"]
         text = (
             f"{cause.name} came again {since} iterations after the rollback, where it had come before: the cause is "
             "what the environment shows, so there is no further rollback for it; see what changes in the environment"
         )
-        host.signs.add(_PASSED, host.logged_step, text)
-        self._event("sign", sign=_PASSED, text=text, value=float(since))
+        host.signs.log(FAILURE_REPEATS, host.logged_step, text)
+        self._event("sign", sign=FAILURE_REPEATS, text=text, value=float(since))
 
     def shrink_after_oom(self, state: TrainState, key: jax.Array) -> TrainState:
         """Rolls back to the last good state with a smaller memory plan, after the device refused memory.

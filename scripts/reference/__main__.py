@@ -1,6 +1,6 @@
-"""Writes every key of the configuration, its values, default and meaning, to docs/configuration.md.
+"""Writes docs/configuration.md, and the table of signs of docs/nan.md.
 
-The values come from the typed configuration, the meaning from the comments of configs/.
+The values of keys come from the typed configuration, their meaning from the comments of configs/.
 """
 
 import re
@@ -16,9 +16,11 @@ from pydantic.fields import FieldInfo
 from rlstable.config import Config
 from rlstable.config.defaults import config_dir, defaults
 from rlstable.config.schema import Section
+from rlstable.supervise import diagnosis
 from scripts.pages import table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+PAGE_OF_SIGNS = PAGE.with_name("nan.md")
 _INTRODUCTION = """# Configuration
 
 Written by `make docs` (`scripts/reference/`) from the typed configuration and the comments of `configs/`. A test fails
@@ -170,5 +172,23 @@ def _groups() -> str:
     return "\n".join(table(("group", "choices"), rows, range(2)))
 
 
+def page_of_signs(text: str) -> str:
+    """Returns docs/nan.md with the present table of signs."""
+    rows = {}
+    for sign in diagnosis.SIGNS:
+        name = sign.name.split("/")[0]
+        rows.setdefault(name, (f"`{sign.name}`", sign.condition, sign.remedy.format(**diagnosis.REMEDIES)))
+    rows["limiter_saturated"] = (
+        "`limiter_saturated/<limiter>`",
+        "`limiters/<limiter>/active` above 0.2 in 50 iterations in a row (`gradient_norm`: 0.5)",
+        "loosen the limiter, or lower ppo.learning_rate or ppo.reward_scaling, as the line names",
+    )
+    lines = table(("sign", "condition", "first remedy"), map(tuple, rows.values()), range(3))
+    first = text.index(lines[0])
+    end = text.index("\n\n", first)
+    return text[:first] + "\n".join(lines) + text[end:]
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
+    PAGE_OF_SIGNS.write_text(page_of_signs(PAGE_OF_SIGNS.read_text()))

@@ -15,7 +15,8 @@ from rlstable.export.__main__ import ExportOptions
 from rlstable.io.run_folder import write_config
 from rlstable.render.__main__ import RenderOptions
 from rlstable.report.__main__ import ReportOptions
-from rlstable.supervise.stop_reasons import StopReason, command, describe
+from rlstable.runner.summary import describe
+from rlstable.supervise.stop_reasons import StopReason, command
 
 NAMES = [
     "2026-01-31_22-00-00", "my runs", "läufe", "[1]", "{a: b}", "(x)", "it's", 'say "x"', "a,b", "seed=1", "null",

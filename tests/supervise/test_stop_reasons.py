@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from toys import tiny_config
 
-from rlstable.supervise.stop_reasons import StopReason, command, describe, nothing_to_train, stays_ended
+from rlstable.runner.summary import describe
+from rlstable.supervise.stop_reasons import StopReason, command, nothing_to_train, stays_ended
 
 FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "last_return": 12.345, "seconds": 3.21}
 

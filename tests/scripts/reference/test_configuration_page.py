@@ -19,6 +19,11 @@ def test_configuration_page_is_up_to_date() -> None:
     assert reference.PAGE.read_text() == reference.page(), "stale; say: make docs"
 
 
+def test_table_of_signs_is_up_to_date() -> None:
+    text = reference.PAGE_OF_SIGNS.read_text()
+    assert text == reference.page_of_signs(text), "stale; say: make docs"
+
+
 def test_every_key_is_on_the_page_with_its_description() -> None:
     every = flat(Config.model_validate({"env": {"name": "ant"}}).model_dump())
     rows = {line.split("`")[1]: line for line in reference.page().splitlines() if line.startswith("| `")}

@@ -1,4 +1,4 @@
-"""Signs of trouble: exact sentences, once per episode of trouble, and silent where nothing is wrong."""
+"""Signs of trouble, warnings and advice: exact sentences, and silence where nothing is wrong."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 from typing import Any
 
 import pytest
-from toys import GUARDS_OFF, tiny_config
+from toys import tiny_config
 
 from rlstable.config import Config
 from rlstable.runner.host_state import HostState
-from rlstable.supervise.signs import SignMemory, Signs, recovered_text
+from rlstable.supervise.diagnosis import Signs, advice, recovered_text, warnings_of
+from rlstable.supervise.recovery import Attempts
+from rlstable.supervise.stop_reasons import StopReason
+from rlstable.supervise.tally import SignMemory, Tally
 
 NORMALIZE = "set ppo.normalize_values=true"
 # As a hopper logs them while it learns well.
@@ -72,7 +75,7 @@ def test_healthy_rows_say_nothing() -> None:
     own.look(500)
     own.evaluate(20.0, 900.0, 400.0, 2200.0, 3000.0, 2950.0, 2900.0, 3100.0)
     assert own.said == []
-    assert own.memory.spells == {}
+    assert own.memory.records == {}
 
 
 def test_saturated_limiter_is_said_with_its_share_and_remedy() -> None:
@@ -85,26 +88,12 @@ def test_saturated_limiter_is_said_with_its_share_and_remedy() -> None:
             50,
             {
                 "sign": "limiter_saturated/update_norm",
-                "text": "the limiter update_norm was active in 62 % of the updates for 50 iterations: it takes part in "
+                "text": "the limiter update_norm was active 62% of the time for 50 iterations: it takes part in "
                 "learning; lower ppo.learning_rate or raise guards.limiters.update_norm",
                 "value": pytest.approx(0.62),
             },
         )
     ]
-
-
-def test_sign_is_said_once_per_episode_of_trouble() -> None:
-    own = Watched()
-    own.active("log_ratio", 0.5, times=200)
-    own.look(49)
-    own.active("log_ratio", 0.5, times=60)  # 49 clear iterations are one too few
-    assert [at for at, _ in own.said] == [50]
-    own.look(50)
-    own.active("log_ratio", 0.5, times=50)
-    assert [at for at, _ in own.said] == [50, 409]
-    assert own.recovered == [(359, "limiter_saturated/log_ratio")]
-    said = own.memory.logged["limiter_saturated/log_ratio"]
-    assert (said["count"], said["first_step"], said["last_step"]) == (2, 5000, 40900)
 
 
 def test_one_iteration_below_the_bound_starts_the_count_again() -> None:
@@ -160,7 +149,7 @@ def test_lagging_critic_is_said_with_a_smaller_reward_scaling() -> None:
     own.look(10, **LAGGING, **{"training/reward_mean": 5.0})
     assert own.names == ["critic_behind"]
     assert own.said[0][1]["text"] == (
-        "the explained variance was below 0 in 30 of the last 50 iterations (mean -1), with value errors of 20 % of "
+        "the explained variance was below 0 in 30 of the last 50 iterations (mean -1), with value errors of 20% of "
         f"the targets: the value network lags behind; {NORMALIZE}, or ppo.reward_scaling=0.02"
     )
 
@@ -185,12 +174,6 @@ def test_lagging_critic_of_normalised_values_has_another_remedy() -> None:
     own = Watched(ppo={"normalize_values": True})
     own.look(60, **{"training/explained_variance": -1.0, "training/v_loss": 0.1})
     assert own.said[0][1]["text"].endswith("; lower ppo.learning_rate or enlarge network.value_hidden_layer_sizes")
-
-
-def test_remedy_names_no_key_that_is_set_already() -> None:
-    own = Watched(ppo={"normalize_values": True})
-    own.evaluate(0.0, 3000.0, 3000.0, 1000.0, 1000.0)
-    assert own.said[0][1]["text"].endswith("had reached 3,000.0; lower ppo.learning_rate")
 
 
 def test_fallen_return_is_said_after_two_evaluations() -> None:
@@ -284,13 +267,6 @@ def test_comparable_evaluations_near_training_say_nothing(
     assert "evaluation_below_training" not in own.names
 
 
-def test_first_iterations_are_not_compared_with_evaluations() -> None:
-    own = Watched()
-    own.look(10, **{"episode/sum_reward": 80.0, "episode/length": 100.0})
-    own.evaluate(0.0, 0.0)
-    assert own.said == []
-
-
 def test_lucky_evaluation_is_no_best_return() -> None:
     own = Watched()
     own.evaluate(5.0, 90.0, 6.0, 5.0, 7.0)
@@ -351,12 +327,6 @@ def test_tiny_rewards_are_said_and_sparse_ones_are_not() -> None:
     assert sparse.said == []
 
 
-def test_guards_off_is_silent_about_limiters() -> None:
-    own = Watched(guards=GUARDS_OFF, ppo={"max_grad_norm": 0.5})
-    own.active("gradient_norm", 1.0, times=100)
-    assert own.said == []
-
-
 def test_key_off_says_and_remembers_nothing() -> None:
     own = Watched(logging={"console": "off", "signs": False})
     own.active("log_ratio", 1.0, times=100)
@@ -395,3 +365,188 @@ def test_element_that_only_evaluations_vary_is_named_after_two_of_them() -> None
     assert fields["text"].startswith("element 2 of the observation has been constant in training and is another number")
     own.evaluate(10.0, 10.0)
     assert [name for _, name in own.recovered] == ["evaluation_observes_more"]
+
+
+NAN = float("nan")
+
+
+def tally(*iterations: dict[str, Any], returns: tuple[float | None, ...] = ()) -> Tally:
+    """Counts of iterations of 100 transitions and 4 minibatches; what an iteration does not say is healthy."""
+    own = Tally()
+    for iteration in iterations:
+        trips = iteration.pop("trips", {})
+        healthy = {"training/accepted_share": 1.0, "episode/length": 9.0, "episode/sum_reward": 3.0}
+        own.count(healthy | iteration, trips, 100, 4, ("finite_update", "spike"), own.transitions + 100)
+    for value in returns:
+        own.count_evaluation(value)
+    return own
+
+
+def valid(share: float, **trips: dict[str, int]) -> dict[str, Any]:
+    return {"training/valid_share": share, "trips": trips}
+
+
+def names(own: Tally) -> list[str]:
+    return [warning.name for warning in warnings_of(own)]
+
+
+def test_healthy_run_has_no_warning() -> None:
+    assert names(tally({}, {}, returns=(1.0, None))) == []
+
+
+def test_most_transitions_rejected_is_said_with_counts_and_guards() -> None:
+    bad = [valid(0.1, finite_samples={"reward": 88, "value": 2}, storm={"environments": 1}) for _ in range(3)]
+    (warning,) = warnings_of(tally({}, *bad))
+    assert warning.name == "transitions_rejected"
+    assert warning.text == (
+        "guards rejected 270 of 400 transitions, and 68 % of them in the last 4 iterations; most trips: "
+        "guards/finite_samples (270, most for reward), guards/storm (3, most for environments)"
+    )
+
+
+def test_rejections_at_the_end_of_a_long_good_run_are_said() -> None:
+    good, bad = [{} for _ in range(100)], [valid(0.0, quarantine={"physics": 100}) for _ in range(11)]
+    assert names(tally(*good, *bad)) == ["transitions_rejected"]
+    assert names(tally(*good, *bad[:10])) == []  # half of the last 20 iterations
+    assert names(tally(*good, *bad, *good)) == []  # over, and most of the run was good
+
+
+def test_loss_that_stays_not_finite_is_said_with_its_step_and_the_returns_beside_it_do_not_count() -> None:
+    ruined = {"training/v_loss": NAN, "episode/sum_reward": 1000.0}
+    (warning,) = warnings_of(tally({"training/v_loss": 1.0}, ruined, dict(ruined)))
+    assert warning.name == "loss_not_finite" and warning.text.startswith("no finite loss since step 100, so ")
+    assert names(tally(dict(ruined), {"training/v_loss": 1.0})) == []
+    assert tally(dict(ruined)).finite == 0
+    # A state guard has rejected the iteration, so the state before it is kept.
+    rejected = Tally()
+    values = {"training/accepted_share": 1.0, "training/v_loss": NAN}
+    rejected.count(values, {}, 100, 4, (), 100, kept=False)
+    assert "loss_not_finite" not in names(rejected)
+    # Without an accepted update there is no loss, and the networks are as before.
+    assert names(tally({"training/v_loss": NAN, "training/accepted_share": 0.0})) == []
+
+
+def test_evaluations_without_a_finite_return_are_said() -> None:
+    assert names(tally({}, returns=(None, NAN))) == ["evaluations_void"]
+    (warning,) = warnings_of(tally({}, returns=(None, None, None)))
+    assert warning.text.startswith("all 3 evaluations were void: every episode was aborted")
+
+
+@pytest.mark.parametrize("returns", [(), (None,)])
+def test_run_without_any_finite_return_is_said(returns: tuple[None, ...]) -> None:
+    bad = {"episode/sum_reward": NAN}
+    assert names(tally(bad, returns=returns)) == ["evaluations_void"] * len(returns) + ["no_finite_return"]
+    assert "no_finite_return" not in names(tally(bad, {}, returns=returns))
+    assert "no_finite_return" not in names(tally(bad, returns=(*returns, 1.0)))
+
+
+def test_run_in_which_no_episode_could_end_is_healthy() -> None:
+    unfinished = {"episode/length": NAN, "episode/sum_reward": NAN}
+    assert names(tally(unfinished)) == []
+    assert names(tally(unfinished | valid(0.9, quarantine={"reward": 10}))) == []
+    mostly_bad = tally(unfinished | valid(0.1, quarantine={"reward": 10}))
+    assert names(mostly_bad) == ["transitions_rejected", "no_finite_return"]
+
+
+def test_minibatches_are_counted_by_what_rejected_them_if_no_update_was_accepted() -> None:
+    none = {"training/accepted_share": 0.0}
+    own = tally(
+        {"limiters/kl/active": 0.5},
+        none | {"limiters/kl/active": 0.75, "trips": {"finite_update": {"gradient": 1}}},
+        none | {"limiters/kl/active": 1.0},
+        none | {"limiters/kl/active": 0.0} | valid(0.0, quarantine={"reward": 100}),
+    )
+    assert own.lost == {"finite_update": 1.0, "limiters/kl": 7.0, "no valid sample": 4.0}
+    assert own.limiters == {"limiters/kl": [2.25, 4]}
+
+
+def test_counts_come_back_from_a_checkpoint() -> None:
+    host = HostState(tally=tally(valid(0.0, quarantine={"reward": 100}), returns=(None,)))
+    assert HostState.of(json.loads(json.dumps(dataclasses.asdict(host)))) == host
+
+
+IDLE = {"training/accepted_share": 0.0}
+
+
+def idle_tally(values: dict[str, Any], trips: dict[str, dict[str, int]] | None = None, times: int = 1) -> Tally:
+    own = Tally()
+    for _ in range(times):
+        own.count(IDLE | values, trips or {}, 100, 4, ("finite_update", "spike"), own.transitions + 100)
+    return own
+
+
+def advise(cause: StopReason, own: Tally) -> str:
+    return advice(cause, Attempts(), {}, own)
+
+
+def test_advice_names_the_limiter_that_rejected_every_update() -> None:
+    own = idle_tally({"limiters/kl/active": 1.0}, times=3)
+    assert advise(StopReason.no_update_accepted, own) == (
+        "no update was accepted for guards.finite_update.patience iterations in a row, or in the whole run. "
+        "Updates were rejected by limiters/kl (100%). Every update moved the policy further than guards.limiters.kl "
+        "allows: divide ppo.learning_rate by 100 or more."
+    )
+
+
+@pytest.mark.parametrize("name", ["finite_update", "spike"])
+def test_advice_names_the_guard_that_rejected_most_updates(name: str) -> None:
+    text = advise(
+        StopReason.no_update_accepted,
+        idle_tally({"limiters/kl/active": 0.25}, {name: {"gradient": 3}, "finite_state": {"x": 9}}),
+    )
+    assert f"Updates were rejected by guards/{name} (75%) and limiters/kl (25%)." in text
+    assert "divide ppo.learning_rate by 10" in text.replace("Divide", "divide")
+
+
+def test_advice_names_the_guard_that_left_no_sample_to_learn_from() -> None:
+    own = idle_tally({"training/valid_share": 0.0}, {"finite_samples": {"reward": 100}, "storm": {"environments": 1}})
+    text = advise(StopReason.no_update_accepted, own)
+    assert "Updates were rejected by guards/finite_samples, which left no valid sample (100%)." in text
+    assert text.endswith("lower ppo.reward_scaling so that a good step earns about 1.")
+
+
+def test_storm_of_scaled_rewards_is_not_blamed_on_the_simulation() -> None:
+    rewards = {"training/valid_share": 0.0}, {"finite_samples": {"reward": 100}, "storm": {"environments": 1}}
+    text = advise(StopReason.physics_unstable, idle_tally(*rewards))
+    assert (
+        "Most active were guards/finite_samples (100 trips, most for reward), guards/storm (1 trip, most for "
+        "environments)." in text
+    )
+    assert "ppo.reward_scaling" in text and "simulation becomes unstable" not in text
+    physics = {"training/valid_share": 0.0}, {"quarantine": {"physics": 90, "reward": 10}}
+    assert "The simulation becomes unstable" in advise(StopReason.physics_unstable, idle_tally(*physics))
+
+
+def test_advice_names_busy_limiters_beside_guards() -> None:
+    own = idle_tally({"limiters/gradient_norm/active": 0.9, "limiters/kl/active": 0.1}, {"policy": {"distance": 2}})
+    text = advise(StopReason.policy_diverged, own)
+    assert (
+        "Most active were guards/policy (2 trips, most for distance), limiters/gradient_norm (90% of the time)." in text
+    )
+
+
+def test_advice_names_the_guard_that_ended_the_run_first() -> None:
+    own = idle_tally({}, {"spike": {"spike": 900}, "finite_samples": {"value": 800}, "policy": {"kl": 5}})
+    text = advise(StopReason.policy_diverged, own)
+    assert (
+        "Most active were guards/policy (5 trips, most for kl), guards/spike (900 trips, most for spike). Lower "
+        "ppo.learning_rate, set guards.limiters.kl=0.3 or" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "remedy"),
+    [
+        ("std_exploded", "beyond guards.policy.max_std: lower ppo.entropy_cost, guards.limiters.policy_std_max or"),
+        ("std_collapsed", "below guards.policy.min_std or min_entropy: raise ppo.entropy_cost or"),
+        ("entropy_collapsed", "below guards.policy.min_std or min_entropy: raise ppo.entropy_cost or"),
+    ],
+)
+def test_advice_on_a_diverged_policy_follows_the_quantity_that_left_its_bounds(cause: str, remedy: str) -> None:
+    text = advise(StopReason.policy_diverged, idle_tally({}, {"policy": {cause: 5, "kl": 1}}))
+    assert remedy in text and "guards.limiters.kl" not in text
+
+
+def test_advice_without_counts_is_that_of_the_ending() -> None:
+    assert "Most active" not in advise(StopReason.policy_diverged, Tally())
+    assert "rejected by" not in advise(StopReason.no_update_accepted, Tally())

@@ -1,0 +1,542 @@
+"""Diagnosis: tables of signs of trouble, of warnings about a whole run, and of advice on stop reasons.
+
+A sign only reports; it never changes training. It tests the metrics of every healthy iteration or of every evaluation;
+the metrics of one iteration or evaluation are a row. A row that passes the test is a hit. Enough hits in the window of
+latest rows start an episode of trouble, which is logged as the event `sign`. The episode ends when the window has no
+hit, which is logged as the event `sign_recovered`; only then can the sign be logged again. A row without a finite value
+of the metric is skipped. Signs depend on rows only, never on the clock, so a resumed run logs the same signs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rlstable.config import Config
+from rlstable.config.supervise import Remedy
+from rlstable.supervise.recovery import Attempts
+from rlstable.supervise.stop_reasons import StopReason
+from rlstable.supervise.tally import SAMPLES, SignMemory, SignRecord, Tally
+
+Row = Mapping[str, Any]  # metrics of one iteration or evaluation, and the numbers of `_of_iteration`
+
+_ERRORS = 3.0  # standard errors of an evaluation; a smaller fall is noise
+_FIRST = 10  # first iterations, whose returns are not compared with evaluations
+_LONGER = 1.2  # ratio of episode lengths; returns of evaluations with longer episodes are not comparable
+_LEAST_TARGET, _GREATEST_TARGET = 0.01, 100.0  # size of value targets
+_GREATEST_NORMALIZED = 1e4  # with normalised advantages the scale only affects the critic
+_GOOD_TARGET = 10.0  # size of value targets that the remedy aims at
+
+
+class Sign(NamedTuple):
+    """A row of the table of signs.
+
+    Attributes:
+        name: Name in events and in `result.json`.
+        condition: Condition and meaning, for docs/nan.md.
+        value: Key of the tested number in a row; a row without a finite number is skipped.
+        is_hit: Test of the number and its row.
+        hits: Hits in the window that start an episode.
+        rows: Length of the window.
+        sentence: Logged sentence, formatted with the row and `mean`, the mean number of the hits.
+        remedy: Logged first remedy, formatted in the same way.
+        of_evaluations: Whether rows are evaluations instead of iterations. The text of a logged sign then follows the
+            evaluations until the episode ends.
+    """
+
+    name: str
+    condition: str
+    value: str
+    is_hit: Callable[[float, Row], bool]
+    hits: int
+    rows: int
+    sentence: str
+    remedy: str
+    of_evaluations: bool = False
+
+
+# First remedy by limiter.
+_LIMITERS = {
+    "reward": "raise guards.limiters.reward or lower ppo.reward_scaling",
+    "observation": "raise guards.limiters.observation",
+    "observation_outlier": "raise guards.limiters.observation_outlier",
+    "observation_shift": "raise guards.limiters.observation_shift",
+    "advantage_std": "raise ppo.reward_scaling or lower guards.limiters.advantage_std_min",
+    "value_target": "lower ppo.reward_scaling or raise guards.limiters.value_target",
+    "value_error": "raise guards.limiters.value_error or set ppo.normalize_values=true",
+    "log_ratio": "lower ppo.learning_rate",
+    "policy_std": "raise ppo.entropy_cost where the policy's deviation is too small, else lower it",
+    "kl": "lower ppo.learning_rate",
+    "gradient_norm": "raise guards.limiters.gradient_norm or lower ppo.reward_scaling",
+    "gradient_block": "raise guards.limiters.gradient_block or lower ppo.learning_rate",
+    "update_norm": "lower ppo.learning_rate or raise guards.limiters.update_norm",
+}
+
+
+def _limiter(name: str) -> Sign:
+    bound = 0.5 if name == "gradient_norm" else 0.2
+    return Sign(
+        f"limiter_saturated/{name}",
+        f"`limiters/{name}/active` above {bound:g} in 50 iterations in a row",
+        f"limiters/{name}/active",
+        lambda value, row: value > bound,
+        50, 50,
+        f"the limiter {name} was active {{mean:.0%}} of the time for 50 iterations: it takes part in learning",
+        _LIMITERS[name],
+    )  # fmt: skip
+
+
+# fmt: off
+SIGNS = (
+    *map(_limiter, _LIMITERS),
+    Sign(
+        "policy_steps_shortened",
+        "`training/step_scale` below 0.5 in 50 iterations in a row: the KL limiter acts all the time",
+        "training/step_scale", lambda value, row: value < 0.5, 50, 50,
+        "the KL limiter has shortened the policy's steps to {mean:.2g} of their length for 50 iterations",
+        "{remedy_of_steps}",
+    ),
+    Sign(
+        "critic_behind",
+        "`training/explained_variance` below 0 in 30 of 50 iterations, after the first 20, with value errors above 10 "
+        "% of the targets: advantages are the value network's errors",
+        "training/explained_variance",
+        lambda value, row: value < 0.0 and row["training/iteration"] > 20 and row["value_error"] > 0.1, 30, 50,
+        "the explained variance was below 0 in 30 of the last 50 iterations (mean {mean:.2g}), with value errors of "
+        "{value_error:.0%} of the targets: the value network lags behind",
+        "{remedy_of_critic}",
+    ),
+    Sign(
+        "return_below_best",
+        "two evaluations in a row below 0.8 of the way from the first level to the best one that two in a row reached, "
+        "by three standard errors, and not rising: the policy has lost what it had learned; the best policy is saved",
+        "last", lambda value, row: _fallen(value, row), 2, 2,
+        "the last two evaluations returned {last_two:,.1f} on average, where two in a row had reached {best:,.1f}",
+        "{remedy_of_return}", True,
+    ),
+    Sign(
+        "evaluation_below_training",
+        "two evaluations in a row below the mean return of training by more than half of the range of returns and by "
+        "three standard errors: the mean action does not do what the samples do (stiction, a threshold)",
+        "comparable",
+        lambda value, row: row["training"] - value > max(0.5 * row["range"], _ERRORS * row["training_error"]), 2, 2,
+        "evaluations of the mean action returned {mean:,.1f}, where training with sampled actions returned "
+        "{training:,.1f}: the mean action does not do what the samples do",
+        "set eval.deterministic=false to evaluate and choose the policy that was trained", True,
+    ),
+    Sign(
+        "distance_beyond_bound",
+        "`training/policy_distance` above `guards.limiters.kl` (1.0 if off) in an iteration",
+        "training/policy_distance", lambda value, row: value > 1.01 * row["kl"], 1, 50,
+        "an iteration moved the policy by {mean:.3g} nats, more than {kl:g}",
+        "{remedy_of_distance}",
+    ),
+    Sign(
+        "reward_scale",
+        "value targets above 100 (10,000 with `ppo.normalize_advantage`) or below 0.01 in 20 of 50 iterations: rewards "
+        "have the wrong scale for the networks",
+        "target_size",
+        lambda value, row: value > row["greatest_target"] or 0.0 < row["max_target"] < _LEAST_TARGET, 20, 50,
+        "value targets were of about {plain_mean} in 20 of the last 50 iterations, far from 1",
+        "{remedy_of_scale}",
+    ),
+    Sign(
+        "observation_began_to_vary",
+        "`training/element_that_began_to_vary` above 0: an element of the observation was constant in all batches",
+        "training/element_that_began_to_vary", lambda value, row: value > 0.0, 1, 50,
+        "element {element} of the observation had been constant and began to vary: the policy has no experience with "
+        "it",
+        "if the task does not do so on purpose, correct the observation",
+    ),
+    Sign(
+        "evaluation_observes_more",
+        "`eval/unseen_element` above 0 in two evaluations in a row",
+        "eval/unseen_element", lambda value, row: value > 0.0, 2, 2,
+        "element {element} of the observation has been constant in training and is another number in evaluations: the "
+        "policy has no experience with it",
+        "let training see the same numbers, or correct the observation (eval.env_kwargs)", True,
+    ),
+    Sign(
+        "training_episodes_short",
+        "training episodes have at most a tenth of the evaluation's length, or end in their first step; only your own "
+        "environments: a counter in `info` continues after a reset",
+        "steps_per_episode",
+        lambda value, row: value <= max(0.1 * row["length"], row["first_step"]) < row["length"], 1, 1,
+        "training episodes have a mean length of {plain_mean}, evaluation episodes of {plain_length}: a reset does not "
+        "restore info",
+        "set env.restore_info=true if step counts or keeps time in info", True,
+    ),
+)
+# Remedies that depend on the configuration and the numbers, as docs/nan.md names them.
+REMEDIES = {
+    "remedy_of_steps": "lower ppo.learning_rate (ppo.desired_kl if its schedule is adaptive_kl)",
+    "remedy_of_critic": "set ppo.normalize_values=true ppo.normalize_advantage=true, or the named ppo.reward_scaling",
+    "remedy_of_return": "lower ppo.learning_rate, or set ppo.normalize_values=true ppo.normalize_advantage=true",
+    "remedy_of_distance": "set guards.limiters.kl=1.0; if it is on, lower ppo.learning_rate",
+    "remedy_of_scale": "set ppo.normalize_values=true ppo.normalize_advantage=true, or the named ppo.reward_scaling",
+}
+# fmt: on
+FAILURE_REPEATS = "failure_repeats"  # reported by the supervisor, not from metrics
+
+
+def signs_of(config: Config) -> list[Sign]:
+    """The signs of a configuration; a sign whose metric is missing is never logged."""
+    limit, recipe = config.guards.limiters.gradient_norm, config.ppo.max_grad_norm
+    exists = {
+        # Recipes that clip the gradient in nearly every minibatch do so on purpose.
+        "limiter_saturated/gradient_norm": limit is not None and (recipe is None or limit < recipe),
+        "evaluation_below_training": config.eval.deterministic and not config.eval.env_kwargs,
+        "evaluation_observes_more": config.ppo.normalize_observations,
+        "training_episodes_short": config.env.may_keep_counters,
+    }
+    return [sign for sign in SIGNS if exists.get(sign.name, True)]
+
+
+def misscaled_rewards(metrics: Row, config: Config) -> tuple[float, str] | None:
+    """The size of value targets and the remedy if rewards have the wrong scale; None if not, or if unknown."""
+    row = _of_iteration(metrics, 1, config)
+    (sign,) = (sign for sign in SIGNS if sign.name == "reward_scale")
+    size = _number(row, sign.value)
+    return None if size is None or not sign.is_hit(size, row) else (size, sign.remedy.format(**row))
+
+
+def _of_iteration(metrics: Row, iteration: int, config: Config) -> Row:
+    """A row: the metrics of an iteration, and the numbers that signs derive from them."""
+    ppo, steps = config.ppo, float(config.env.episode_length)
+    horizon = min(steps, 1.0 / (1.0 - ppo.discounting)) if ppo.discounting < 1.0 else steps
+    reward, greatest = _number(metrics, "training/reward_mean"), _number(metrics, "training/reward_greatest")
+    unknown = reward is None or ppo.normalize_rewards
+    size = 1.0 if ppo.normalize_values else 0.0 if unknown else abs(reward) * ppo.reward_scaling * horizon
+    max_target = (greatest or 0.0) * horizon
+    # 0 without any reward, since a sparse task does not show its scale.
+    scale = max_target if 0.0 < max_target < _LEAST_TARGET else size
+    loss, coefficient = _number(metrics, "training/v_loss"), ppo.vf_loss_coefficient
+    known_error = loss is not None and size > 0.0 and coefficient > 0.0
+    kl = config.guards.limiters.kl
+    better_scaling = ppo.reward_scaling * (_GOOD_TARGET / scale if scale > 0.0 else 1.0)
+    normalize, better = _normalize(config), f", or ppo.reward_scaling={better_scaling:.1g}"
+    rate = ppo.learning_rate * (_number(metrics, "training/step_scale") or 0.0)
+    lower = f"lower ppo.learning_rate, the policy's has been about {rate:.1g}"
+    return {
+        **metrics,
+        "training/iteration": iteration,
+        "value_error": math.sqrt(max(loss, 0.0) / (0.5 * coefficient)) / size if known_error else 0.0,
+        "target_size": None if unknown or ppo.normalize_values or greatest is None else scale,
+        "max_target": max_target,
+        "greatest_target": _GREATEST_NORMALIZED if ppo.normalize_advantage else _GREATEST_TARGET,
+        "kl": 1.0 if kl is None else kl,
+        "remedy_of_steps": "lower ppo.desired_kl"
+        if ppo.learning_rate_schedule == "adaptive_kl"
+        else lower.format(rate),
+        "remedy_of_critic": (
+            "lower ppo.learning_rate or enlarge network.value_hidden_layer_sizes"
+            if ppo.normalize_values
+            else normalize + better * (size > 3.0 * _GOOD_TARGET)
+        ),
+        "remedy_of_distance": "set guards.limiters.kl=1.0" if kl is None else "lower ppo.learning_rate",
+        "remedy_of_scale": normalize + better,
+    }
+
+
+def _of_evaluation(metrics: Row, memory: SignMemory, before: float, config: Config) -> Row:
+    """A row: the metrics of an evaluation, and the numbers that signs derive from them and from earlier rows."""
+    value, episodes = memory.last_return or 0.0, config.eval.num_envs
+    deviation = _number(metrics, "eval/episode_reward_std") or 0.0
+    length = _number(metrics, "eval/avg_episode_length") or 0.0
+    is_comparable = memory.training_return is not None and length <= _LONGER * memory.training_length
+    # Variance of one training episode, from the episodes of an iteration.
+    variance = memory.training_variance * config.env_steps_per_iteration / max(memory.training_length, 1.0)
+    row = {
+        **metrics,
+        "last": value,
+        "before": before,
+        "last_two": (before + value) / 2.0,
+        "first": memory.first_return,
+        "best": memory.best_return if memory.best_return is not None else value,
+        "error": deviation / math.sqrt(episodes),
+        "length": length,
+        "plain_length": _plain(length),
+        "first_step": 1.01 * config.env.action_repeat,
+        "steps_per_episode": memory.steps_per_episode,
+        "comparable": value if is_comparable else None,
+        "training": memory.training_return,
+        "training_error": math.sqrt((deviation**2 + variance) / episodes),
+        "range": (memory.greatest_return or 0.0) - (memory.lowest_return or 0.0),
+    }
+    slower = "lower ppo.learning_rate" + (f", or {_normalize(config)}" if _normalize(config) else "")
+    return {**row, "remedy_of_return": "the return rises again, so keep the settings" if _rises(row) else slower}
+
+
+def _fallen(value: float, row: Row) -> bool:
+    first, best = row["first"], row["best"]
+    return bool(value < first + 0.8 * (best - first) and best - value > _ERRORS * row["error"])
+
+
+def _rises(row: Row) -> bool:
+    """Whether the return rises again, or has reached the best level again."""
+    rise = row["last"] - row["before"]
+    return bool(rise > max(row["error"], 0.1 * (row["best"] - row["before"]))) or not _fallen(row["last"], row)
+
+
+def _normalize(config: Config) -> str:
+    """The remedy that makes learning independent of the scale of rewards; empty if it is on already."""
+    keys = [key for key in ("normalize_values", "normalize_advantage") if not getattr(config.ppo, key)]
+    return "set " + " ".join(f"ppo.{key}=true" for key in keys) if keys else ""
+
+
+def _number(row: Row, key: str) -> float | None:
+    """A metric; None if it is missing or not finite."""
+    value = row.get(key)
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100.0 else f"{value:.2g}"
+
+
+class Signs:
+    """Detects signs of trouble and logs them.
+
+    Args:
+        config: The configuration.
+        event: Called as `event("sign", sign=..., text=..., value=...)`, and as `event("sign_recovered", sign=...)`.
+    """
+
+    def __init__(self, config: Config, event: Callable[..., None]):
+        self._config = config
+        self._event = event
+        self._signs = signs_of(config) if config.logging.signs else []
+
+    def record_iteration(self, memory: SignMemory, iteration: int, step: int, metrics: Row) -> None:
+        """Tests the metrics of a healthy iteration.
+
+        Args:
+            memory: Memory of the run's signs.
+            iteration: Number of the iteration, from 1.
+            step: Environment steps trained.
+            metrics: Metrics by name.
+        """
+        if not self._signs:
+            return
+        episodes = metrics.get("training/episodes", memory.episodes)
+        ended, memory.episodes = episodes - memory.episodes, episodes
+        memory.steps_per_episode = self._config.env_steps_per_iteration / ended if ended > 0 else None
+        mean_return, length = _number(metrics, "episode/sum_reward"), _number(metrics, "episode/length")
+        if mean_return is not None and length is not None and iteration > _FIRST:
+            memory.add_training(mean_return, length)
+        self._record(memory, step, _of_iteration(metrics, iteration, self._config), of_evaluations=False)
+
+    def record_evaluation(self, memory: SignMemory, step: int, metrics: Row) -> None:
+        """Tests the metrics of an evaluation; arguments as for `record_iteration`."""
+        value = _number(metrics, "eval/episode_reward")
+        if value is None or not self._signs:
+            return
+        before = value if memory.last_return is None else memory.last_return
+        memory.add_evaluation(value)
+        self._record(memory, step, _of_evaluation(metrics, memory, before, self._config), of_evaluations=True)
+
+    def _record(self, memory: SignMemory, step: int, row: Row, of_evaluations: bool) -> None:
+        for sign in self._signs:
+            value = _number(row, sign.value) if sign.of_evaluations is of_evaluations else None
+            if value is None:
+                continue
+            hit = sign.is_hit(value, row)
+            if hit or sign.name in memory.records:
+                record = memory.records.setdefault(sign.name, SignRecord())
+                self._update(sign, record, step, row, value if hit else None)
+
+    def _update(self, sign: Sign, record: SignRecord, step: int, row: Row, hit: float | None) -> None:
+        record.recent = [*record.recent, hit][-sign.rows :]
+        while record.recent and record.recent[0] is None:
+            record.recent.pop(0)
+        if not record.recent and record.lasts:
+            record.lasts, record.recovered_step = False, step
+            self._event("sign_recovered", sign=sign.name)
+        hits = [number for number in record.recent if number is not None]
+        mean = sum(hits) / max(len(hits), 1)
+        starts = hit is not None and not record.lasts and len(hits) >= sign.hits
+        if sign.name == "return_below_best":
+            starts &= not _rises(row)
+        if starts or (record.lasts and sign.of_evaluations):
+            shown = {**row, "mean": mean, "plain_mean": _plain(mean), "element": f"{mean - 1.0:.0f}"}
+            record.text = f"{sign.sentence.format(**shown)}; {sign.remedy.format(**shown)}"
+        if starts:
+            record.log(step, record.text)
+            record.lasts = True
+            self._event("sign", sign=sign.name, text=record.text, value=mean)
+        if hit is not None and record.lasts:
+            record.last_step = step
+
+
+def recovered_text(sign: Mapping[str, Any], before: str) -> str:
+    """The words `recovered at step N` about a logged sign that is over, after the text `before`; else empty."""
+    step = sign.get("recovered_step")
+    return f"{before}recovered at step {step:,}" if step else ""
+
+
+class RunWarning(NamedTuple):
+    """A warning about a whole run: a fixed name for scripts, and one sentence with the numbers and a first remedy."""
+
+    name: str
+    text: str
+
+
+LOSS_NOT_FINITE = "loss_not_finite"  # the warning of a run whose policy is ruined
+_MOST = 0.5  # share of transitions
+
+
+def warnings_of(tally: Tally) -> list[RunWarning]:
+    """Trouble that the stop reason does not name, in a fixed order; empty for a healthy run."""
+    latest = sum(tally.latest) / max(len(tally.latest), 1)
+    mostly_rejected = tally.rejected > _MOST * tally.transitions
+    guards = [f"guards/{name} ({n:,}, most for {tally.main_cause(name)})" for name, n in [*tally.tripped.items()][:2]]
+    # A run that is too short for an episode to end has no return either.
+    expects_return = tally.ended > 0 or tally.evaluations > 0 or mostly_rejected
+    never_finite = tally.finite == 0 and tally.void == tally.evaluations and tally.loss_is_finite
+    table = (
+        (
+            not tally.loss_is_finite,
+            LOSS_NOT_FINITE,
+            f"no finite loss since step {tally.finite_loss_step:,}, so the networks are ruined and this policy is of "
+            "no use; train again with guards=default, and find the cause with python -m rlstable.doctor",
+        ),
+        (
+            mostly_rejected or latest > _MOST,
+            "transitions_rejected",
+            f"guards rejected {tally.rejected:,} of {tally.transitions:,} transitions, and {100.0 * latest:.0f} % of "
+            f"them in the last {len(tally.latest)} iterations; most trips: {', '.join(guards)}",
+        ),
+        (
+            0 < tally.void == tally.evaluations,
+            "evaluations_void",
+            f"all {tally.evaluations:,} evaluations were void: every episode was aborted or had no finite return, so "
+            "checkpoints could not be compared; look at eval/aborted_share and run python -m rlstable.doctor",
+        ),
+        (
+            expects_return and never_finite,
+            "no_finite_return",
+            "no episode had a finite return, neither in training nor in an evaluation, so it is unknown whether the "
+            "policy learned anything; check rewards and observations with python -m rlstable.doctor",
+        ),
+    )
+    return [RunWarning(name, text) for applies, name, text in table if applies]
+
+
+_BAD_UNITS = (
+    "The environment's {0} was not finite, or beyond guards.quarantine.max_abs_{0}; the event incident names the "
+    "number. Correct the {0}, or set that key to null if it is a matter of units."
+)
+_LITTLE_NOISE = (
+    "The policy's noise fell below guards.policy.min_std or min_entropy: raise ppo.entropy_cost or "
+    "guards.limiters.policy_std_min, or lower ppo.learning_rate."
+)
+# Advice by stop reason, and by the guard or limiter behind it with its main cause. The first key of `_next` counts.
+# fmt: off
+_ADVICE = {
+    "state_not_finite": "Keep guards.finite_update on, which keeps bad numbers out of the parameters; the first "
+    "guard_tripped event shows where the bad number comes from.",
+    "no_update_accepted": "Divide ppo.learning_rate by 10; with float16 networks set precision=bfloat16 or the "
+    "default; a loss that is not finite from the first iteration comes from the environment's rewards or observations.",
+    "no_update_accepted limiters/kl": "Every update moved the policy further than guards.limiters.kl allows: divide "
+    "ppo.learning_rate by 100 or more.",
+    "no_update_accepted spike": "Gradients were far larger than before: divide ppo.learning_rate by 10, or lower "
+    "ppo.reward_scaling if rewards have grown.",
+    "physics_unstable": "The simulation becomes unstable: try a smaller timestep, more solver iterations, softer "
+    "contacts or smaller actuator gains in the model, precision=highest on a GPU, and a tighter "
+    "guards.quarantine.max_abs_state to detect it earlier.",
+    "physics_unstable quarantine observation": _BAD_UNITS.format("observation"),
+    "physics_unstable quarantine reward": _BAD_UNITS.format("reward"),
+    "physics_unstable finite_samples": "Outputs of the networks are not finite or too large: lower ppo.learning_rate; "
+    "with float16 networks set precision=bfloat16 or the default.",
+    "physics_unstable finite_samples reward": "Rewards are too large once they are scaled: lower ppo.reward_scaling so "
+    "that a good step earns about 1.",
+    "physics_unstable reward_outlier": "Rewards are far larger than before: correct the environment's reward, or raise "
+    "guards.reward_outlier.factor.",
+    "value_loss_exploded": "Scale rewards down with ppo.reward_scaling so that a good step earns about 1, or set "
+    "ppo.normalize_rewards=true or ppo.normalize_values=true; lower ppo.learning_rate.",
+    "policy_diverged": "Lower ppo.learning_rate, set guards.limiters.kl=0.3 or "
+    "ppo.learning_rate_schedule=adaptive_kl, and use fewer epochs (ppo.num_updates_per_batch).",
+    "policy_diverged policy std_exploded": "The policy's standard deviation grew beyond guards.policy.max_std: lower "
+    "ppo.entropy_cost, guards.limiters.policy_std_max or ppo.learning_rate.",
+    "policy_diverged policy std_collapsed": _LITTLE_NOISE,
+    "policy_diverged policy entropy_collapsed": _LITTLE_NOISE,
+    "policy_collapsed": "Lower ppo.learning_rate, set ppo.normalize_values=true and ppo.normalize_advantage=true, or "
+    "use larger batches; the signs in the report say which network was at fault. If returns fluctuate without a "
+    "cause, raise guards.return_watch.tolerance.",
+    "guard_exhausted": "One of your own guards lost its patience; see its trips in events.jsonl.",
+}
+# fmt: on
+# Guard that ends a run with a stop reason; the advice names it first, however often other guards tripped.
+_ENDING = {
+    StopReason.policy_diverged: "policy",
+    StopReason.value_loss_exploded: "value_loss",
+    StopReason.state_not_finite: "finite_state",
+}
+_SAMPLE_GUARDS = ("quarantine", "finite_samples", "reward_outlier")
+_MANY = 0.2  # share of activity from which a limiter is named
+_NAMED = 2  # guards, and limiters, that are named
+
+
+def advice(cause: StopReason, attempts: Attempts, signs: Mapping[str, Mapping[str, Any]], tally: Tally) -> str:
+    """Advice after a failed run: remedies that failed, the most active limiters, and settings that might help.
+
+    Args:
+        cause: The cause of the last failure.
+        attempts: Memory of recovery.
+        signs: Logged signs, `SignMemory.logged`.
+        tally: Counts of the run.
+    """
+    tried = Counter(str(Remedy.model_validate(attempt["remedy"])) for attempt in attempts.recent)
+    listed = ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in tried.items())
+    count = len(attempts.recent)
+    times = "time" if count == 1 else "times"
+    rollbacks = f"Rolled back to the last good state {count} {times}, with {listed}; " if count else ""
+    parts = [f"{rollbacks}{cause.meaning.split(';')[0]}.", _most_active(cause, tally), _next(cause, tally)]
+    if signs and cause in (StopReason.policy_diverged, StopReason.policy_collapsed):
+        named = (f"{name} (step {sign['first_step']:,}{recovered_text(sign, ', ')})" for name, sign in signs.items())
+        parts.append(f"Signs before it: {', '.join(named)}.")
+    return " ".join(part for part in parts if part)
+
+
+def _most_active(cause: StopReason, tally: Tally) -> str:
+    """The most active guards and limiters; if all updates were rejected, the guards and limiters that rejected them."""
+    if cause is StopReason.no_update_accepted and tally.lost:
+        total, lost = sum(tally.lost.values()), sorted(tally.lost.items(), key=lambda pair: -pair[1])[:_NAMED]
+        listed = [f"{_shown(name, tally)} ({count / total:.0%})" for name, count in lost]
+        return f"Updates were rejected by {' and '.join(listed)}."
+    tripped = sorted(tally.tripped.items(), key=lambda pair: pair[0] != _ENDING.get(cause))
+    guards = [
+        f"guards/{name} ({count:,} {'trip' if count == 1 else 'trips'}, most for {tally.main_cause(name)})"
+        for name, count in tripped[:_NAMED]
+    ]
+    active = sorted(((total / count, name) for name, (total, count) in tally.limiters.items()), reverse=True)
+    limiters = [f"{name} ({share:.0%} of the time)" for share, name in active[:_NAMED] if share >= _MANY]
+    return f"Most active were {', '.join(guards + limiters)}." if guards or limiters else ""
+
+
+def _next(cause: StopReason, tally: Tally) -> str:
+    """The most specific advice that applies."""
+    guard = _ENDING.get(cause)
+    if cause is StopReason.no_update_accepted and tally.lost:
+        guard = max(tally.lost, key=lambda name: tally.lost[name])
+        cause = StopReason.physics_unstable if guard == SAMPLES else cause
+    if cause is StopReason.physics_unstable:
+        guard = _sample_guard(tally)
+    main = tally.main_cause(guard) if guard in tally.trips else None
+    keys = (f"{cause.name} {guard} {main}", f"{cause.name} {guard}", cause.name)
+    return next(_ADVICE[key] for key in keys if key in _ADVICE)
+
+
+def _shown(name: str, tally: Tally) -> str:
+    """The metric that counts a key of `Tally.lost`."""
+    if name != SAMPLES:
+        return name if "/" in name else "guards/" + name
+    guard = _sample_guard(tally)
+    return SAMPLES if guard is None else f"guards/{guard}, which left {SAMPLES}"
+
+
+def _sample_guard(tally: Tally) -> str | None:
+    """The guard that rejected most samples."""
+    return next((name for name in tally.tripped if name in _SAMPLE_GUARDS), None)
