@@ -166,22 +166,21 @@ def test_checkpoint_does_not_depend_on_whether_incidents_are_on(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_incident_after_a_climb_to_x64_is_float64(tmp_path: Path) -> None:
+def test_incident_at_a_precision_raised_to_x64_is_float64(tmp_path: Path) -> None:
     """The incident is saved, and its step replayed, at the precision of the run at that time."""
     supervise = {
-        "recovery": {"enabled": False},
-        "ladder": {"patience": 1, "max_invalid": 0.01, "matmul": ["default", "x64"]},
+        "recovery": {"remedies": ["raise_precision"]},
+        "ladder": {"matmul": ["x64"]},
         "incident": {"window": 1},
     }
     fault = {"fault": "observation", "probability": 0.2}
-    TrainingLoop(
-        config(3, fault, supervise=supervise), tmp_path
-    ).run()  # the ladder climbs after the first iteration, without relief
+    guards = {"storm": {"max_share": 0.01, "patience": 1}}
+    TrainingLoop(config(3, fault, supervise=supervise, guards=guards), tmp_path).run()  # without relief
     found = [read(tmp_path / "incidents" / name) for name in folders(tmp_path)]
-    assert [one.facts["precision"]["matmul"] for one in found] == ["default", "x64", "default"]
+    assert [one.facts["precision"]["matmul"] for one in found] == ["default", "x64"]
     kinds = [one.arrays["before/pipeline_state/q"].dtype.name for one in found]
-    assert kinds == ["float32", "float64", "float32"]
-    for one, engine in zip(found, ("float32", "float64", "float32"), strict=True):
+    assert kinds == ["float32", "float64"]
+    for one, engine in zip(found, kinds, strict=True):
         report = compare(one, step_again(one))
         assert report.same == f"{engine}: bit for bit what the run had"
         assert [bad.array for bad in report.bad[engine]] == ["obs"]

@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 from pydantic import model_serializer, model_validator
 
-from rlstable.config.schema import Count, CountOrZero, Flag, Positive, Section, Share, require
+from rlstable.config.schema import Count, CountOrZero, Flag, Positive, Section, require
 
 X64 = "x64"
 # From the fastest to the most exact.
 MATMUL_LEVELS = ("default", "high", "highest", X64)
-_ORDERS = {"matmul": MATMUL_LEVELS, "network": ("bfloat16", "float32")}
 _FACTORS = {"scale_learning_rate": 0.5, "scale_policy_rate": 0.5, "scale_critic_rate": 3.0, "tighten_clipping": 0.5}
 _REFIT = "refit_critic"
+RAISE_PRECISION = "raise_precision"
 _REFIT_ITERATIONS = 10.0
 
 
@@ -58,7 +58,7 @@ class Remedy(Section):
     @property
     def lasts(self) -> bool:
         """Whether the change stays in effect until the supervisor reverts it."""
-        return self.name in _FACTORS
+        return self.name in _FACTORS or self.name == RAISE_PRECISION
 
     def __str__(self) -> str:
         return self.name if self.factor is None else f"{self.name} {self.factor:g}"
@@ -103,22 +103,15 @@ class IncidentConfig(Section, at="supervise.incident"):
 
 
 class LadderConfig(Section, at="supervise.ladder"):
-    """Adaptive precision: the levels, and when to change to the next one."""
+    """Adaptive precision: the levels of the remedy `raise_precision`."""
 
     enabled: Flag
     matmul: tuple[Literal["default", "high", "highest", "x64"], ...]
-    network: tuple[Literal["bfloat16", "float32"], ...]
-    max_invalid: Share
-    max_rejected: Share
-    patience: Count
-    down_after: Count
 
     @model_validator(mode="after")
     def _check(self) -> LadderConfig:
-        for key in ("matmul", "network"):
-            levels, ordered = getattr(self, key), _ORDERS[key]
-            wrong = f"[{', '.join(levels)}] must be in rising order without repeats: {', '.join(ordered)}"
-            require(list(levels) == sorted(set(levels), key=ordered.index), key, wrong)
+        wrong = f"[{', '.join(self.matmul)}] must be in rising order without repeats: {', '.join(MATMUL_LEVELS)}"
+        require(list(self.matmul) == sorted(set(self.matmul), key=MATMUL_LEVELS.index), "matmul", wrong)
         return self
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,16 @@ from rlstable.config.run import LossScaleConfig, PrecisionConfig
 from rlstable.config.supervise import X64
 
 _EXPLICIT = "jax_explicit_x64_dtypes"
+
+
+class Level(NamedTuple):
+    """A precision level: values of `precision.matmul` and `precision.network`."""
+
+    matmul: str
+    network: str
+
+    def __str__(self) -> str:
+        return f"{self.matmul}/{self.network}"
 
 
 @dataclasses.dataclass(frozen=True)

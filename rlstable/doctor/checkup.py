@@ -17,14 +17,15 @@ from rlstable.config.extras import install
 from rlstable.config.schema import first_line
 from rlstable.device import machine, sharding
 from rlstable.device.seed_devices import device_count_for
+from rlstable.doctor import arithmetic
+from rlstable.doctor.arithmetic import Accuracy
 from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
 from rlstable.doctor.playing import actuator_reach, play, reward_size, second_episodes
 from rlstable.envs.mujoco_model import model_of
 from rlstable.io.versions import versions
 from rlstable.runner.iteration_time import REMEDY, long_iteration
 from rlstable.runner.setup import TrainingSetup
-from rlstable.supervise import arithmetic, memory
-from rlstable.supervise.arithmetic import Accuracy
+from rlstable.supervise import memory
 from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable
 
 # Settings that change arithmetic, determinism, memory or the choice of device.

@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from rlstable.doctor import arithmetic
 from rlstable.doctor.checkup import Memory, Report
-from rlstable.supervise import arithmetic
 from rlstable.supervise.memory import readable
 
 _MOST_NAMES = 4

@@ -13,10 +13,10 @@ from rlstable.compilation.jax_flags import check_flags
 from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import expand_home
+from rlstable.device.precision import Level
 from rlstable.io.run_folder import read_settings, require_one_seed
 from rlstable.io.versions import versions
 from rlstable.policy import Policy, load_policy
-from rlstable.supervise.ladder import Level
 
 Which = Literal["best", "latest"] | int
 

@@ -9,7 +9,6 @@ from rlstable.ppo.state import Metrics
 from rlstable.runner.decision import Action, Decision, cause_of
 from rlstable.runner.result import Row
 from rlstable.runner.seed_run import SeedRun
-from rlstable.supervise.ladder import NeedsOwnProgram
 from rlstable.supervise.stop_reasons import StopReason
 
 
@@ -69,7 +68,7 @@ def _stop(run: SeedRun, decision: Decision) -> StopReason | None:
 def _continue(
     run: SeedRun, metrics: Metrics, row: Row, score: float | None, requested_stop: StopReason | None, saves: bool
 ) -> StopReason | None:
-    """Follows the precision ladder, resets, keeps and saves the state.
+    """Takes a remedy back if that is due, resets, keeps and saves the state.
 
     Args:
         run: The seed.
@@ -84,13 +83,8 @@ def _continue(
     """
     healthy, host = bool(metrics.healthy), run.host
     learned = healthy and host.idle == 0
-    # The ladder and the resets come before saving, because a resumed run continues from the saved state.
-    try:
-        run.state = run.supervisor.watch(run.state, metrics, learned, functools.partial(run.keys.between, 2))
-    except NeedsOwnProgram as error:
-        if healthy:
-            run.saving.save(run.state, score)
-        return run.needs_own_program(str(error))
+    # These changes come before saving, because a resumed run continues from the saved state.
+    run.state = run.supervisor.watch(run.state, learned, functools.partial(run.keys.between, 2))
     run.reset_if_due()
     run.saving.finish_iteration()
     completed = StopReason.completed if run.schedule.finished else None

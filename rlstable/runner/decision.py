@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rlstable.config import Config
-from rlstable.config.supervise import Remedy
+from rlstable.config.supervise import RAISE_PRECISION
 from rlstable.ppo.state import Metrics
 from rlstable.runner.host_state import HostState
-from rlstable.supervise.ladder import NeedsOwnProgram
 from rlstable.supervise.recovery import Recovery, RetryPlan
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -71,7 +70,8 @@ def decide(
     finished: bool,
     host: HostState,
     recovery: Recovery,
-    applicable: Callable[[Remedy], bool],
+    levels_for: Callable[[StopReason], int],
+    shared: bool,
 ) -> Decision:
     """Decides after an iteration whether to continue, roll back or stop.
 
@@ -80,8 +80,8 @@ def decide(
         finished: Whether all steps are trained.
         host: The host state after the iteration.
         recovery: Chooses the remedy.
-        applicable: Returns whether a remedy can change anything now; raises `NeedsOwnProgram` if the remedy needs a
-            program that the other seeds do not share.
+        levels_for: Returns the number of higher precision levels that may cure a cause.
+        shared: Whether other seeds share the program, so that this seed cannot change it.
     """
     if cause is None:
         return Decision(Action.CONTINUE)
@@ -91,10 +91,10 @@ def decide(
     at = host.iteration + host.attempts.lost_iterations
     if recovery.repeats(host.attempts, cause.name, at, host.iteration):
         return Decision(Action.PASS_OVER, cause)
-    try:
-        plan = recovery.plan(host.attempts, cause.name, at, host.iteration, applicable, collapse)
-    except NeedsOwnProgram as error:
-        return Decision(Action.STOP, cause, StopReason.needs_own_program, program=str(error))
+    plan = recovery.plan(host.attempts, cause.name, at, host.iteration, levels_for(cause), collapse)
+    if plan.remedy is not None and plan.remedy.name == RAISE_PRECISION and shared:
+        program = f"its next remedy is {RAISE_PRECISION}"
+        return Decision(Action.STOP, cause, StopReason.needs_own_program, program=program)
     if plan.remedy is not None:
         return Decision(Action.ROLL_BACK, cause, plan=plan)
     exhausted = bool(plan.attempts.recent) and not collapse and cause is not StopReason.physics_unstable

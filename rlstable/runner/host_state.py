@@ -7,7 +7,6 @@ from typing import Any
 
 from rlstable.config import ConfigError
 from rlstable.supervise.incident import IncidentMemory
-from rlstable.supervise.ladder import LadderMemory
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.return_watch import WatchMemory
@@ -34,7 +33,6 @@ class HostState:
         evaluated: Seconds of evaluation so far, over all processes.
         wandb_run_id: Run ID of Weights & Biases, for a resume; None without it.
         attempts: Memory of recovery.
-        rungs: Memory of the precision ladder.
         plan: The memory plan.
         incidents: Memory of the incidents written.
         watch: Memory of the return watch.
@@ -55,7 +53,6 @@ class HostState:
     evaluated: float = 0.0
     wandb_run_id: str | None = None
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
-    rungs: LadderMemory = dataclasses.field(default_factory=LadderMemory)
     plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
     incidents: IncidentMemory = dataclasses.field(default_factory=IncidentMemory)
     watch: WatchMemory = dataclasses.field(default_factory=WatchMemory)
@@ -81,7 +78,6 @@ class HostState:
         """
         kinds: dict[str, Any] = {
             "attempts": Attempts,
-            "rungs": LadderMemory,
             "plan": MemoryPlan,
             "incidents": IncidentMemory,
             "tally": Tally,

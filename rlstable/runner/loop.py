@@ -20,6 +20,7 @@ from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import expand_home
 from rlstable.device import hosts
+from rlstable.device.precision import Level
 from rlstable.device.seed_devices import SeedDevices, device_count_for
 from rlstable.device.sharding import fetch
 from rlstable.device.shared import has_shared
@@ -46,7 +47,6 @@ from rlstable.runner.setup import TrainingSetup
 from rlstable.runner.setup_cache import DEFAULT_FACTORIES, Factories, LogEvent
 from rlstable.runner.slots import Slots
 from rlstable.runner.stopping import StopRequest
-from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory, smallest
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, nothing_to_train

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rlstable.device.precision import Level
 from rlstable.io.files import one_line, subfolder, write_atomically
 from rlstable.policy.evaluator import PolicySnapshot
 from rlstable.render.film import write_film
 from rlstable.render.page import page
 from rlstable.render.recording import EpisodeRecorder, RecordedEpisodes
 from rlstable.runner.seed_run import SeedRun
-from rlstable.supervise.ladder import Level
 
 _WIDTH, _HEIGHT = 320, 240  # pixels of a film in TensorBoard and W&B
 

@@ -12,6 +12,7 @@ import jax
 from rlstable.config import Config, ConfigError, load
 from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
+from rlstable.device.precision import Level
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import copied_folder
 from rlstable.io.versions import differences
@@ -20,7 +21,6 @@ from rlstable.runner.configuration_changes import changes, value_at
 from rlstable.runner.host_state import HostState
 from rlstable.runner.seed_programs import SeedPrograms
 from rlstable.runner.supervisor import Supervisor
-from rlstable.supervise.ladder import LadderMemory, Level
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.snapshots import NAMES, SavedState, template
 
@@ -133,10 +133,9 @@ def _read_host_state(
         )
     host.copy_from(HostState.of(saved["host"]))
     if _saved_level(saved) != [new["precision"][key] for key in Level._fields]:
-        host.rungs = LadderMemory()  # another precision is configured, so the ladder starts at its lowest level
+        host.attempts.lower_precision()  # another precision is configured
     if any(value_at(saved["config"], path) != value_at(new, path) for path in _PLANNED_FOR):
         host.plan = MemoryPlan()
-    programs.reload_ladder()
 
 
 def _template(saved: Mapping[str, Any], programs: SeedPrograms, first_state: TrainState) -> SavedState:

@@ -9,29 +9,28 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
-from rlstable.config.supervise import X64
+from rlstable.config.supervise import MATMUL_LEVELS, X64
 from rlstable.device import hosts, sharding
+from rlstable.device.precision import Level
 from rlstable.envs.float64 import computes_in_float64
 from rlstable.guards.base import MoreGuards
-from rlstable.guards.env import Quarantine
 from rlstable.io.versions import versions
 from rlstable.policy.evaluator import Evaluator
-from rlstable.ppo.state import Metrics, TrainState
+from rlstable.ppo.state import TrainState
 from rlstable.render.recording import EpisodeRecorder
 from rlstable.runner.host_state import HostState
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.runner.setup_cache import Factories, LogEvent, ProgramKey, SetupCache
-from rlstable.supervise import arithmetic
-from rlstable.supervise.ladder import Ladder, Level, LevelChange, PrecisionSigns
 from rlstable.supervise.memory_plan import MemoryPlan, MemoryPlanner, is_out_of_memory
+from rlstable.supervise.stop_reasons import StopReason
 
 # Returns a random key. Deriving a key costs more than an iteration that draws nothing should pay.
 Key = Callable[[], jax.Array]
+_CURED_BY_PRECISION = (StopReason.state_not_finite, StopReason.no_update_accepted, StopReason.physics_unstable)
 
 
 class SeedPrograms:
@@ -40,7 +39,6 @@ class SeedPrograms:
     Attributes:
         mesh: The devices of this seed.
         device_count: Number of devices of all seeds.
-        ladder: The precision ladder.
         shared: Whether several seeds share the programs.
 
     Args:
@@ -49,7 +47,7 @@ class SeedPrograms:
         more_guards: The user's guards, by site and name.
         compiling: Context manager that shows the name of the program that is compiling.
         event: Called as `event(kind, **fields)`.
-        host: The run's host state, with the memory of the ladder and the memory plan.
+        host: The run's host state, with the precision level and the memory plan.
         factories: Factories of setups and evaluators; None for an ordinary run.
     """
 
@@ -72,28 +70,34 @@ class SeedPrograms:
         self._host = host
         self._setups = SetupCache(config, mesh, more_guards, compiling, event, factories)
         self._memory = MemoryPlanner(config, mesh, event)
-        self._distinct: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self.reload_ladder()
-
-    def reload_ladder(self) -> None:
-        """Takes the precision level from the host state, after the host state was read from a checkpoint."""
-        precision, ladder = self._config.precision, self._config.supervise.ladder
-        start = Level(precision.matmul, precision.network)
-
-        def distinct(levels: tuple[str, ...]) -> tuple[str, ...]:
-            if X64 in levels[1:] and not computes_in_float64(self._setups.setup(start, self._host.plan).single):
-                levels = tuple(level for level in levels if level != X64)
-            if levels not in self._distinct:  # measured once, because all processes must ask equally often
-                measure = functools.partial(_distinct_levels, self._compiling, self._event, levels)
-                self._distinct[levels] = tuple(hosts.from_writer("levels", measure))
-            return self._distinct[levels]
-
-        self.ladder = Ladder(ladder, start, self._host.rungs, distinct, self.shared)
 
     @property
     def level(self) -> Level:
         """The present precision level."""
-        return self.ladder.level
+        steps = self._host.attempts.precision_steps
+        return self._levels[min(steps, len(self._levels) - 1)] if steps else self._configured_level
+
+    @property
+    def _configured_level(self) -> Level:
+        return Level(self._config.precision.matmul, self._config.precision.network)
+
+    @functools.cached_property
+    def _levels(self) -> tuple[Level, ...]:
+        """The configured level, then networks in float32, then higher levels of matrix products."""
+        ladder, start = self._config.supervise.ladder, self._configured_level
+        matmul = [name for name in ladder.matmul if MATMUL_LEVELS.index(name) > MATMUL_LEVELS.index(start.matmul)]
+        if jax.default_backend() == "cpu":  # whose products are float32 at every level
+            matmul = [name for name in matmul if name == X64]
+        if not computes_in_float64(self._setups.setup(start, self._host.plan).single):
+            matmul = [name for name in matmul if name != X64]
+        return tuple(dict.fromkeys((start, *(Level(name, "float32") for name in (start.matmul, *matmul)))))
+
+    def levels_for(self, cause: StopReason) -> int:
+        """Number of precision levels above the configured one that may cure a cause of failure."""
+        if not self._config.supervise.ladder.enabled or cause not in _CURED_BY_PRECISION:
+            return 0
+        physics = cause is StopReason.physics_unstable  # networks do not compute in float64
+        return sum(physics or level.matmul != X64 for level in self._levels[1:])
 
     @property
     def key(self) -> ProgramKey:
@@ -182,65 +186,9 @@ class SeedPrograms:
             return state
         return self.setup.convert_state(self.setup.reset_envs_and_pool(state, key()))
 
-    def climb(self, state: TrainState, key: jax.Array) -> TrainState:
-        """Climbs one precision level if possible; returns the state at the level that is then the present one."""
-        before = self.level
-        return self._converted(state, before, self.ladder.climb("remedy"), lambda: key)
-
-    def follow_ladder(self, state: TrainState, metrics: Metrics, key: Key) -> TrainState:
-        """Records an iteration in the precision ladder; returns the state at the level that is then the present one.
-
-        Args:
-            state: After the iteration.
-            metrics: Of the iteration, on the host.
-            key: Returns the random key for the resets of a new level.
-
-        Raises:
-            NeedsOwnProgram: A new level is due, but other seeds share the program.
-        """
-        before = self.level
-        change = self.ladder.watch(_precision_signs(self.setup, self._config, state, metrics))
-        return self._converted(state, before, change, key)
-
-    def _converted(self, state: TrainState, before: Level, change: LevelChange | None, key: Key) -> TrainState:
-        """The state after a change of level, which is logged; the same state if there is no change."""
-        if change is None:
+    def changed_level(self, state: TrainState, before: Level, cause: str, key: Key) -> TrainState:
+        """The state at the present level, whose change from the level `before` is logged; key as for the pool."""
+        if self.level == before:
             return state
-        self._event("precision_changed", level=str(change.to), before=str(before), cause=change.cause)
+        self._event("precision_changed", level=str(self.level), before=str(before), cause=cause)
         return self.to_current_level(state, key())
-
-
-def _precision_signs(setup: TrainingSetup, config: Config, state: TrainState, metrics: Metrics) -> PrecisionSigns:
-    """Signs of trouble with the precision in an iteration."""
-    updates = config.ppo.num_updates_per_batch * config.ppo.num_minibatches
-    rejected = sum(int(np.sum(metrics.trips[name])) for name in setup.ppo.update_guards)
-    scale, accepted = setup.precision.loss_scale, float(metrics.values["training/accepted_share"])
-    collapsed = scale is not None and accepted < 0.5 and float(state.tuning.loss_scale) <= scale.floor
-    return PrecisionSigns(
-        bad_state="finite_state" in metrics.trips and bool(np.any(metrics.trips["finite_state"])),
-        not_finite=_not_finite(setup, metrics) * config.env.action_repeat / config.env_steps_per_iteration,
-        rejected=rejected / updates,
-        scale_collapsed=collapsed,
-    )
-
-
-def _not_finite(setup: TrainingSetup, metrics: Metrics) -> int:
-    """Samples with a number that is not finite or overflows; outliers, and limits chosen for a task, do not count."""
-    count = int(np.sum(metrics.trips.get("finite_samples", 0)))
-    quarantine = setup.ppo.env.guards.get("quarantine")
-    if isinstance(quarantine, Quarantine):
-        counts = dict(zip(quarantine.causes, metrics.trips["quarantine"], strict=True))
-        count += sum(int(counts[cause]) for cause in quarantine.causes_of_overflow)
-    return count
-
-
-def _distinct_levels(compiling: Compiling, event: LogEvent, levels: tuple[str, ...]) -> tuple[str, ...]:
-    """Measures which levels this device distinguishes; logs levels that have no effect."""
-    with compiling("a check of matrix products"):
-        measured = arithmetic.measure([level for level in levels if level != X64])
-        exact = X64 in levels and arithmetic.measure_x64() == 0.0
-    for level, kind in arithmetic.undelivered(measured).items():
-        event("precision_not_delivered", level=level, measured=kind)
-    if X64 in levels and not exact:
-        event("precision_not_delivered", level=X64, measured="float32")
-    return (*arithmetic.distinct_levels(measured), *((X64,) if exact else ()))

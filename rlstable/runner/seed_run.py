@@ -93,7 +93,7 @@ class SeedRun:
         checkpoints: The checkpoints on disk.
         keys: The random keys.
         programs: The training setup and the evaluator.
-        supervisor: Decides, rolls back and follows the precision ladder.
+        supervisor: Decides and rolls back.
         saving: Saves the states.
         schedule: Decides what is due after an iteration.
         return_check: Watches the return.

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
+from rlstable.device.precision import Level
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
@@ -19,7 +20,6 @@ from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.ppo.state import TrainState
 from rlstable.render.recording import EpisodeRecorder, seconds_per_step
 from rlstable.runner.setup import TrainingSetup
-from rlstable.supervise.ladder import Level
 from rlstable.supervise.memory_plan import MemoryPlan
 
 LogEvent = Callable[..., None]

@@ -10,16 +10,15 @@ import jax.numpy as jnp
 
 from rlstable import faults
 from rlstable.config import Config
-from rlstable.config.supervise import Remedy
+from rlstable.config.supervise import RAISE_PRECISION, Remedy
 from rlstable.device import sharding
-from rlstable.ppo.state import SPECS, Metrics, TrainState
+from rlstable.ppo.state import SPECS, TrainState
 from rlstable.runner.decision import Decision, decide
 from rlstable.runner.host_state import HostState
 from rlstable.runner.seed_programs import Key, SeedPrograms
 from rlstable.runner.setup_cache import LogEvent
 from rlstable.supervise import remedies
 from rlstable.supervise.diagnosis import FAILURE_REPEATS
-from rlstable.supervise.ladder import NeedsOwnProgram
 from rlstable.supervise.memory_plan import OutOfMemory
 from rlstable.supervise.recovery import Recovery
 from rlstable.supervise.snapshots import Origins, SavedState, Snapshot, Snapshots
@@ -74,29 +73,27 @@ class Supervisor:
             self.keep(state)
         return state
 
-    def watch(self, state: TrainState, metrics: Metrics, good: bool, key: Key) -> TrainState:
-        """Records an iteration without failure: follows the precision ladder and takes remedies back.
+    def watch(self, state: TrainState, good: bool, key: Key) -> TrainState:
+        """Records an iteration without failure; takes the latest remedy back after a long healthy stretch.
 
         Args:
             state: The training state after the iteration.
-            metrics: Metrics of the iteration, on the host.
             good: Whether the state is good and the iteration learned something.
-            key: Returns the random key for the resets of a new level.
-
-        Raises:
-            NeedsOwnProgram: A new level is due, but other seeds share the program.
+            key: Returns the random key for the pool of first states at another precision.
         """
-        # The ladder first: if it raises, nothing else has changed.
-        state = self._programs.follow_ladder(state, metrics, key)
+        level = self._programs.level
         self._host.attempts, remedy = self._recovery.after(self._host.attempts, good)
-        if remedy is not None:
-            state = sharding.place(remedies.take_back(remedy, state), self._programs.mesh, SPECS)
-            self._event("remedy_taken_back", remedy=str(remedy), after=self._host.attempts.stretch)
-        return state
+        if remedy is None:
+            return state
+        self._event("remedy_taken_back", remedy=str(remedy), after=self._host.attempts.stretch)
+        if remedy.name == RAISE_PRECISION:
+            return self._programs.changed_level(state, level, "healthy", key)
+        return sharding.place(remedies.take_back(remedy, state), self._programs.mesh, SPECS)
 
     def decide(self, cause: StopReason | None, finished: bool) -> Decision:
         """The decision after an iteration; nothing is changed. Arguments as for `decision.decide`."""
-        return decide(cause, finished, self._host, self._recovery, self._applicable)
+        programs = self._programs
+        return decide(cause, finished, self._host, self._recovery, programs.levels_for, programs.shared)
 
     def roll_back(self, decision: Decision, state: TrainState, key: jax.Array) -> TrainState:
         """Rolls back to a snapshot under the remedy of a decision.
@@ -113,10 +110,13 @@ class Supervisor:
         assert decision.cause is not None and plan is not None and plan.remedy is not None
         collapse = decision.cause is StopReason.policy_collapsed
         good = self.snapshots.best if collapse else self.snapshots.last_good
+        level = self._programs.level
         host.attempts = plan.attempts
         number = plan.attempts.count
         key = jax.random.fold_in(jax.random.fold_in(key, good.iteration), 2**31 + number)
-        state = self._restore(good, state, plan.remedy, key)
+        state = self._restore(good, state)
+        state = self._programs.changed_level(state, level, decision.cause.name, lambda: key)
+        state = self._apply(plan.remedy, state, host.iteration - good.iteration, key)
         self._event(
             "rolled_back",
             cause=decision.cause.name,
@@ -177,34 +177,19 @@ class Supervisor:
         self.keep(state)
         return state
 
-    def _restore(self, good: Snapshot, state: TrainState, remedy: Remedy, key: jax.Array) -> TrainState:
-        """A snapshot under a remedy, with new random numbers for this attempt and clean environments."""
-        programs = self._programs
+    def _restore(self, good: Snapshot, state: TrainState) -> TrainState:
+        """A snapshot, with the factors of the remedies now in effect: some may have been taken back since then."""
         scales = {name: getattr(state.tuning, name) for name in remedies.SCALES}
-        state = good.restored(state, programs.mesh)
-        # The factors of the remedies now in effect: some remedies may have been taken back since the snapshot.
+        state = good.restored(state, self._programs.mesh)
         hold = jnp.zeros_like(state.tuning.policy_hold)  # refit_critic holds for one attempt only
         tuning = dataclasses.replace(state.tuning, policy_hold=hold, **scales)
-        state = dataclasses.replace(state, tuning=tuning)
-        if remedy.name == "raise_precision":
-            state = programs.climb(state, key)
-        state = programs.setup.reset_envs_and_pool(state, key)
+        return dataclasses.replace(state, tuning=tuning)
+
+    def _apply(self, remedy: Remedy, state: TrainState, lost_iterations: int, key: jax.Array) -> TrainState:
+        """The state under a remedy, with clean environments and new random numbers for this attempt."""
+        setup = self._programs.setup
+        state = setup.reset_envs_and_pool(state, key)
         if state.fault is not None:
-            state = faults.after_rollback(state, self._host.iteration - good.iteration)
+            state = faults.after_rollback(state, lost_iterations)
         state = dataclasses.replace(state, key=jax.random.fold_in(state.key, self._host.attempts.count))
-        state = remedies.apply(remedy, state, programs.setup.ppo.optimizer)
-        return programs.setup.convert_state(state)
-
-    def _applicable(self, remedy: Remedy) -> bool:
-        """Whether a remedy can change anything now.
-
-        Raises:
-            NeedsOwnProgram: The remedy needs a program that the other seeds do not share.
-        """
-        if remedy.name != "raise_precision":
-            return True
-        if not self._programs.ladder.can_climb():
-            return False
-        if self._programs.shared:
-            raise NeedsOwnProgram("its next remedy is raise_precision")
-        return True
+        return setup.convert_state(remedies.apply(remedy, state, setup.ppo.optimizer))

@@ -6,10 +6,10 @@ Every choice depends on iterations and causes, never on the clock, so a resumed 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rlstable.config.supervise import RecoveryConfig, Remedy
+from rlstable.config.supervise import RAISE_PRECISION, RecoveryConfig, Remedy
 
 
 @dataclasses.dataclass
@@ -40,6 +40,15 @@ class Attempts:
     stretch: int = 0
     relaxed: Any = None
     collapse_position: int = 0
+
+    @property
+    def precision_steps(self) -> int:
+        """Steps of the precision above the configured level."""
+        return self.applied.count(RAISE_PRECISION)
+
+    def lower_precision(self) -> None:
+        """Returns to the configured precision."""
+        self.applied = [remedy for remedy in self.applied if remedy != RAISE_PRECISION]
 
 
 class RetryPlan(NamedTuple):
@@ -93,7 +102,7 @@ class Recovery:
         cause: str,
         at: int,
         iteration: int,
-        applicable: Callable[[Remedy], bool] = lambda _: True,
+        levels: int = 0,
         collapse: bool = False,
     ) -> RetryPlan:
         """Plans the next attempt.
@@ -103,14 +112,14 @@ class Recovery:
             cause: Name of the stop reason that the attempt tries to avoid.
             at: The iteration, rolled back iterations included.
             iteration: The iteration, without rolled back ones.
-            applicable: Whether a remedy can change anything now; other remedies are skipped.
+            levels: Precision levels above the configured one that may cure the cause.
             collapse: Whether the return collapsed: the remedy is then one of `collapse_remedies`.
         """
         config, new = self.config, self._copy(attempts)
         new.recent = [attempt for attempt in new.recent if at - attempt["at"] < config.window]
         if not config.enabled or len(new.recent) >= config.attempts:
             return RetryPlan(None, new)
-        remedy = self._next(new, applicable, collapse)
+        remedy = self._raised_precision(new, levels) or self._next(new, collapse)
         if remedy is None:
             return RetryPlan(None, new)
         new.count += 1
@@ -148,17 +157,31 @@ class Recovery:
         stretch = attempts.stretch or self.config.relax_after
         return dataclasses.replace(attempts, stretch=stretch, recent=[*attempts.recent], applied=[*attempts.applied])
 
-    def _next(self, new: Attempts, applicable: Callable[[Remedy], bool], collapse: bool) -> Remedy | None:
+    def _raised_precision(self, new: Attempts, levels: int) -> Remedy | None:
+        """The remedy that raises the precision, if a level above the present one may help and was not tried yet.
+
+        If no level has helped, precision is not the cause, and the run returns to the configured level.
+        """
+        remedy = Remedy(name=RAISE_PRECISION)
+        if levels == 0 or remedy not in self.config.remedies:
+            return None
+        tried = sum(attempt["remedy"] == RAISE_PRECISION for attempt in new.recent)
+        if new.relaxed == RAISE_PRECISION or tried < levels:
+            return remedy
+        new.lower_precision()
+        return None
+
+    def _next(self, new: Attempts, collapse: bool) -> Remedy | None:
         """The remedy taken back last if it is in the list, else the next remedy of the list, which starts again."""
-        remedies = self.config.collapse_remedies if collapse else self.config.remedies
+        written = self.config.collapse_remedies if collapse else self.config.remedies
+        remedies = [remedy for remedy in written if remedy.name != RAISE_PRECISION]
         position = "collapse_position" if collapse else "position"
         if new.relaxed is not None:
             relaxed = Remedy.model_validate(new.relaxed)
-            if relaxed in remedies and applicable(relaxed):
+            if relaxed in remedies:
                 return relaxed
-        for _ in remedies:
-            remedy = remedies[getattr(new, position) % len(remedies)]
-            setattr(new, position, getattr(new, position) + 1)
-            if applicable(remedy):
-                return remedy
-        return None
+        if not remedies:
+            return None
+        remedy = remedies[getattr(new, position) % len(remedies)]
+        setattr(new, position, getattr(new, position) + 1)
+        return remedy

@@ -26,8 +26,8 @@ SCALES = tuple(_FACTORS.values())
 def apply(remedy: Remedy, state: TrainState, optimizer: Optimizer) -> TrainState:
     """Applies a remedy.
 
-    `fresh_resets` and `raise_precision` change nothing here. `Supervisor` resets the environments at every rollback and
-    raises the precision.
+    `fresh_resets` and `raise_precision` change nothing here: `Supervisor` resets the environments at every rollback and
+    changes the precision.
 
     Args:
         remedy: The remedy.

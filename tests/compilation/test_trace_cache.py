@@ -311,7 +311,7 @@ OUTSIDE_THE_KEY: dict[str, Any] = {
         "max_wall_time": 700.0,
         "memory": {"limit_gib": 0.5},
         "recovery": {"enabled": False, "every": 3, "attempts": 2, "window": 70, "relax_after": 7},
-        "ladder": {"max_invalid": 0.2, "max_rejected": 0.1, "patience": 7, "down_after": 7},
+        "ladder": {"enabled": False, "matmul": ["x64"]},
         "incident": {"enabled": False, "window": 7, "keep": 7, "max_mb": 7.0},
     },
 }

@@ -12,11 +12,11 @@ from toys import PointMass, tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.doctor import checkup
+from rlstable.doctor.arithmetic import Accuracy
 from rlstable.doctor.checkup import Memory, Report, examine, machine_findings, machine_of, memory_findings
 from rlstable.doctor.lints import Finding
 from rlstable.doctor.report import as_data, sections
 from rlstable.envs.load import Loaded
-from rlstable.supervise.arithmetic import Accuracy
 from rlstable.supervise.memory import Footprint
 
 MACHINE = {"device": "1 x gpu (NVIDIA H100)", "nvidia-smi": "NVIDIA H100"}

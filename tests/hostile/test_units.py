@@ -30,7 +30,7 @@ def train(folder: Path, kwargs: str, *overrides: str) -> tuple[Result, set[str]]
 
 @pytest.mark.parametrize("kwargs", ["observation: 1e8, offset: 1e8", "reward: 2e5"])
 def test_large_units_mask_no_sample_and_change_no_precision(tmp_path: Path, kwargs: str) -> None:
-    result, kinds = train(tmp_path, kwargs, "ppo=cpu", "total_steps=16_384", "supervise.ladder.patience=1")
+    result, kinds = train(tmp_path, kwargs, "ppo=cpu", "total_steps=16_384")
     assert result.stop_reason.name == "completed"
     assert kinds.isdisjoint({"precision_changed", "incident", "rolled_back", "guard_tripped"})
     units = float(kwargs.rsplit(": ", 1)[1]) if kwargs.startswith("reward") else 1.0

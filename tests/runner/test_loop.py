@@ -21,6 +21,7 @@ from toys import mesh, tiny_config
 import rlstable
 from rlstable import load_policy
 from rlstable.config import Config, ConfigError
+from rlstable.device.precision import Level
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
 from rlstable.io.outcome import outcome_of
@@ -242,9 +243,7 @@ def test_storm_that_stays_ends_only_its_seed_by_name(tmp_path: Path) -> None:
 
 
 def test_remedy_that_needs_another_program_ends_only_its_seed(tmp_path: Path) -> None:
-    config = together(
-        fault=storm(iterations=None), remedies=["raise_precision"], ladder={"enabled": True, "patience": 100}
-    )
+    config = together(fault=storm(iterations=None), remedies=["raise_precision"], ladder={"enabled": True})
     result = TrainingLoop(config, tmp_path).run()
     assert [own.stop_reason for own in result.seeds] == [
         StopReason.completed,
@@ -256,22 +255,6 @@ def test_remedy_that_needs_another_program_ends_only_its_seed(tmp_path: Path) ->
     assert (left["exit_code"], left["rollbacks"]) == (11, 0)
     assert re.search(r"continue alone, .*resume=\S*seed-1: its next remedy is raise_precision", left["advice"])
     assert read_result(tmp_path)["stop_reason"] == "needs_own_program"  # type: ignore[index]
-
-
-@pytest.mark.slow
-def test_ladder_that_would_climb_ends_one_seed_as_needs_own_program(tmp_path: Path) -> None:
-    """The state until then is saved."""
-    fault = storm(probability=0.3, iterations=None)
-    ladder = {"enabled": True, "patience": 2, "max_invalid": 0.05}
-    guards = {"storm": {"patience": 50}}
-    result = TrainingLoop(together(fault=fault, ladder=ladder, guards=guards), tmp_path).run()
-    assert [own.stop_reason for own in result.seeds] == [
-        StopReason.completed,
-        StopReason.needs_own_program,
-        StopReason.completed,
-    ]
-    assert result.seeds[1].step == 5 * ITERATION
-    assert load_policy(tmp_path / "seed-1", "latest").host["step"] == 5 * ITERATION
 
 
 def test_fleet_that_is_stopped_and_resumed_ends_in_the_same_bits(
@@ -530,9 +513,8 @@ def test_seed_at_another_precision_ends_and_the_others_continue(tmp_path: Path) 
     TrainingLoop(together(), tmp_path, lambda step, _: step == 3 * ITERATION).run()
     config = together(ladder={"enabled": True}).of_seed(1, "alone").model_copy(update={"resume": "auto"})
     alone = TrainingLoop(config, tmp_path / "seed-1")
-    alone.single.host.rungs.network = alone.single.host.rungs.matmul = 0
-    alone.single.programs.ladder._matmul = ("default", "highest")
-    alone.single.host.rungs.matmul = 1
+    alone.single.programs.__dict__["_levels"] = (Level("default", "float32"), Level("highest", "float32"))
+    alone.single.host.attempts.applied = ["raise_precision"]
     alone.single.saving.save(alone.single.state, None)
     alone.single.finish(StopReason.interrupted)
     result = TrainingLoop(together(resume="auto", ladder={"enabled": True}), tmp_path).run()

@@ -76,12 +76,33 @@ def test_recovery_that_is_off_makes_no_attempt(fields: dict[str, Any]) -> None:
     assert own.attempts == Attempts(stretch=200)
 
 
-def test_remedy_that_would_change_nothing_is_skipped() -> None:
-    own = recovery()
-    remedy = own.plan("storm", 0, lambda remedy: remedy.name == "reset_optimizer")
-    assert remedy_of(remedy) == "reset_optimizer"
-    assert own.plan("storm", 0, lambda _: False) is None
-    assert own.attempts.count == 1
+PRECISE = ["fresh_resets", "raise_precision", "reset_optimizer"]
+
+
+def test_precision_is_raised_first_for_causes_that_it_may_cure_and_lowered_if_no_level_helps() -> None:
+    own = recovery(remedies=PRECISE, attempts=10)
+    steps = []
+    for at in range(4):
+        steps.append((remedy_of(own.plan("storm", at, 2)), own.attempts.precision_steps))
+    raised = [("raise_precision", 1), ("raise_precision", 2)]
+    assert steps == [*raised, ("fresh_resets", 0), ("reset_optimizer", 0)]
+
+
+def test_precision_is_never_raised_for_other_causes_or_without_the_remedy() -> None:
+    own = recovery(remedies=PRECISE, attempts=10)
+    assert [remedy_of(own.plan("storm", at)) for at in range(3)] == ["fresh_resets", "reset_optimizer", "fresh_resets"]
+    assert remedy_of(recovery().plan("storm", 0, 2)) == "fresh_resets"
+    assert recovery(remedies=["raise_precision"]).plan("storm", 0) is None
+
+
+def test_raised_precision_is_lowered_after_a_healthy_stretch_and_raised_again_if_that_was_too_early() -> None:
+    own = recovery(remedies=PRECISE, relax_after=2, attempts=10)
+    own.plan("storm", 0, 1)
+    assert [remedy_of(own.healthy(True)) for _ in range(2)] == [None, "raise_precision"]
+    assert own.attempts.precision_steps == 0
+    assert remedy_of(own.plan("storm", 3, 1)) == "raise_precision"
+    assert [own.healthy(True) for _ in range(3)] == [None] * 3
+    assert remedy_of(own.healthy(True)) == "raise_precision"
 
 
 def test_remedies_are_taken_back_one_by_one_and_the_latest_first() -> None:

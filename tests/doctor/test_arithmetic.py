@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable.supervise import arithmetic
-from rlstable.supervise.arithmetic import Accuracy, distinct_levels, measure, measure_x64, undelivered
+from rlstable.doctor import arithmetic
+from rlstable.doctor.arithmetic import Accuracy, distinct_levels, measure, measure_x64, undelivered
 
 FLOAT32 = Accuracy(2.6e-7, 2.8e-8, 21.1)
 TF32 = Accuracy(2e-4, 3e-5, 11.0)
