@@ -131,7 +131,7 @@ def test_reset_pool_is_refilled_only_if_it_was_drawn_from(tmp_path: Path) -> Non
     same = [bool(np.array_equal(a, b)) for a, b in itertools.pairwise(pools)]
     # The fault is in the third iteration and the refill after the fourth, so only the fifth sees another pool.
     assert same == [True, True, True, False, True, True, True]
-    assert runner.single.host.drawn is False
+    assert runner.single.host.pool_used is False
 
 
 def test_resume_between_a_draw_and_its_refill_is_exact(tmp_path: Path) -> None:
@@ -141,9 +141,9 @@ def test_resume_between_a_draw_and_its_refill_is_exact(tmp_path: Path) -> None:
     whole.run()
     parts = TrainingLoop(short(**sections), tmp_path / "parts", lambda step, _: step == 3 * ITERATION)
     parts.run()
-    assert parts.single.host.drawn is True
+    assert parts.single.host.pool_used is True
     resumed = TrainingLoop(short(**sections, resume="auto"), tmp_path / "parts")
-    assert resumed.single.host.drawn is True and resumed.single.host.step == 3 * ITERATION
+    assert resumed.single.host.pool_used is True and resumed.single.host.step == 3 * ITERATION
     resumed.run()
     for ours, theirs in zip(jax.tree.leaves(resumed.single.state), jax.tree.leaves(whole.single.state), strict=True):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
@@ -154,7 +154,7 @@ def test_run_without_guards_has_no_reset_pool(tmp_path: Path) -> None:
     runner = TrainingLoop(short(guards=GUARDS_OFF, env=env, total_steps=2 * ITERATION), tmp_path)
     runner.run()
     assert runner.single.state.reset_pool is None
-    assert runner.single.host.drawn is False
+    assert runner.single.host.pool_used is False
 
 
 def test_custom_state_guard_ends_a_run_by_its_patience(tmp_path: Path) -> None:

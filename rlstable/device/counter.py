@@ -33,6 +33,8 @@ class WideCounter:
     hi: jax.Array
     lo: jax.Array
 
+    # `==` returns an array, so counters cannot be hashed.
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
     # Makes NumPy leave `np.int64(1) + counter` and comparisons to the counter.
     __array_ufunc__: ClassVar[None] = None
 
@@ -67,6 +69,13 @@ class WideCounter:
         return WideCounter(jnp.where(over, _WORD_MAX, carried), jnp.where(over, _WORD_MAX, low))
 
     __radd__ = __add__
+
+    def __eq__(self, x: Any) -> jax.Array:  # type: ignore[override]
+        hi, lo = _words(x)
+        return (self.hi == hi) & (self.lo == lo)
+
+    def __ne__(self, x: Any) -> jax.Array:  # type: ignore[override]
+        return ~(self == x)
 
     def __lt__(self, x: Any) -> jax.Array:
         hi, lo = _words(x)

@@ -39,19 +39,12 @@ Value = TypeVar("Value")
 
 
 class Ending(NamedTuple):
-    """The first cause for which all processes end.
-
-    Attributes:
-        stop_reason: Name of the stop reason.
-        exit_code: Its exit code.
-        message: One line that explains it.
-        process: Number of the process with the cause; -1 if a process was lost.
-    """
+    """The first cause for which all processes end."""
 
     stop_reason: str
     exit_code: int
     message: str
-    process: int
+    process: int  # with the cause; -1 if a process was lost
 
 
 _service: compatibility.Coordination | None = None  # None in a process that trains alone
@@ -64,8 +57,7 @@ def start(config: DistributedConfig) -> None:
     """Connects the processes if the configuration or the cluster says so. Must run before JAX is initialised.
 
     Raises:
-        ConfigError: A setting is missing, or the processes do not find each other. Or the processes are connected
-            although the configuration says `false`, or an earlier run of them has failed.
+        ConfigError: They cannot be connected, or are connected although the configuration says `false`.
     """
     global _service, _runs
     if _ending is not None:
@@ -85,7 +77,6 @@ def start(config: DistributedConfig) -> None:
 
 
 def _is_wanted(config: DistributedConfig) -> bool:
-    """Whether this process is one of several."""
     if config.enabled == "auto" and not config.by_hand:
         return _is_connected() or _count_in_cluster() > 1
     return config.enabled != "false"
@@ -97,11 +88,7 @@ def _is_connected() -> bool:
 
 
 def _count_in_cluster() -> int:
-    """Number of processes of a cluster that JAX detects: Slurm, Open MPI, Kubernetes, TPU pods; 1 outside of one.
-
-    Raises:
-        ConfigError: This process belongs to an indexed job of Kubernetes that JAX cannot read.
-    """
+    """Number of processes of a cluster that JAX detects: Slurm, Open MPI, Kubernetes, TPU pods; 1 outside of one."""
     reason = "the package kubernetes is missing"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a missing package `kubernetes`
@@ -121,11 +108,7 @@ def _count_in_cluster() -> int:
 
 
 def _connect(config: DistributedConfig) -> None:
-    """Calls `jax.distributed.initialize`, unless the user's script has called it.
-
-    Raises:
-        ConfigError: A setting is missing, or the processes do not find each other.
-    """
+    """Calls `jax.distributed.initialize`, unless the user's script has called it."""
     if jax.distributed.is_initialized():
         return
     if compatibility.backends_are_initialized():
@@ -158,7 +141,7 @@ def _connect(config: DistributedConfig) -> None:
 
 
 def _give_up(seconds: float) -> None:
-    """Ends the process with one line, because JAX would abort it when the processes do not find each other."""
+    # Otherwise JAX would abort the process when the processes do not find each other.
     print(
         f"rlstable: distributed: the processes have not found each other within {seconds:g} s; start all of "
         "them, check distributed.coordinator and distributed.num_processes, raise distributed.timeout, or set "
@@ -170,12 +153,10 @@ def _give_up(seconds: float) -> None:
 
 
 def count() -> int:
-    """Number of processes of the run."""
     return 1 if _service is None else _service.num_processes
 
 
 def index() -> int:
-    """Number of this process, from 0."""
     return 0 if _service is None else _service.process_id
 
 
@@ -185,14 +166,9 @@ def is_writer() -> bool:
 
 
 def from_writer(name: str, value: Callable[[], Value]) -> Value:
-    """Calls a function in the writer only, and returns its result in every process.
+    """Calls a function in the writer only, and returns its result, which is JSON data, in every process.
 
-    Args:
-        name: Name of the exchange; the processes make the calls of a name in the same order.
-        value: Function to call; its result is JSON data.
-
-    Raises:
-        ConfigError: The function raised it; every process raises it.
+    The processes make the calls of a name in the same order. If the function raises a `ConfigError`, all raise it.
     """
     if _service is None:
         return value()
@@ -214,12 +190,7 @@ def from_writer(name: str, value: Callable[[], Value]) -> Value:
 
 
 def gather(name: str, value: Value) -> list[Value]:
-    """The values of all processes, in their order, for rare exchanges.
-
-    Args:
-        name: As for `from_writer`.
-        value: JSON data.
-    """
+    """The values of all processes, which are JSON data, in their order; `name` as for `from_writer`."""
     if _service is None:
         return [value]
     key, get = _key(name), _service.client.blocking_key_value_get
@@ -228,7 +199,6 @@ def gather(name: str, value: Value) -> list[Value]:
 
 
 def _key(name: str) -> str:
-    """A new key for an exchange."""
     _calls[name] += 1
     return f"rlstable/{name}/{_calls[name]}"
 
@@ -243,15 +213,10 @@ def largest(value: int) -> int:
 
 
 def require_same(name: str, settings: dict[str, Any], remedy: str) -> None:
-    """Checks that all processes have the same settings; else all of them raise the same error.
-
-    Args:
-        name: Name of the exchange, as for `from_writer`.
-        settings: Nested JSON data.
-        remedy: What the error message advises.
+    """Checks that all processes have the same settings, which are nested JSON data.
 
     Raises:
-        ConfigError: They differ; names the first key.
+        ConfigError: They differ; all processes raise the same error, which names the first key and the remedy.
     """
     first, *others = gather(name, dict(_flat(settings)))
     for number, other in enumerate(others, 1):
@@ -293,8 +258,9 @@ def cause_of(error: Exception, stop_reason: str, exit_code: int) -> Ending:
 
 
 def _announced() -> Ending | None:
+    client: Any = None if _service is None else _service.client
     with contextlib.suppress(Exception):  # no process has announced anything, or the coordinator is lost
-        return Ending(*json.loads(_service.client.blocking_key_value_get(_ending_key(), _ANSWER)))
+        return Ending(*json.loads(client.blocking_key_value_get(_ending_key(), _ANSWER)))
     return None
 
 

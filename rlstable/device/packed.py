@@ -18,15 +18,10 @@ Layout = tuple[tuple[str, int | None], ...]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedDict(Mapping[str, Any]):
-    """Named scalars and vectors stored in one array, with the interface of a dictionary.
-
-    Attributes:
-        whole: An array `[n]`, or a pytree of arrays `[n]`.
-        layout: Names in order, each with its length; None for a scalar.
-    """
+    """Named scalars and vectors stored in one array `[n]` or a pytree of such arrays; a read-only dictionary."""
 
     whole: Any
-    layout: Layout = dataclasses.field(metadata=_STATIC)
+    layout: Layout = dataclasses.field(metadata=_STATIC)  # names in order, each with its length; None for a scalar
 
     @classmethod
     def of(cls, parts: Mapping[str, Any]) -> PackedDict:
@@ -83,15 +78,10 @@ def concatenate(parts: Sequence[Any], axis: int = 0) -> Any:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedRows:
-    """A batch of pytrees, one per row, stored as one matrix per dtype.
+    """A batch of pytrees, one per row, stored as one matrix per dtype."""
 
-    Attributes:
-        matrices: `[rows, n]`, by dtype name.
-        shapes: Dtype name and shape of every leaf, without the row axis, in order.
-        structure: Tree structure of the leaves.
-    """
-
-    matrices: dict[str, Any]
+    matrices: dict[str, Any]  # `[rows, n]`, by dtype name
+    # Dtype name and shape of every leaf, without the row axis, in order.
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(metadata=_STATIC)
     structure: Any = dataclasses.field(metadata=_STATIC)
 

@@ -28,19 +28,12 @@ class Level(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """One level: precision of matrix products, dtype of the networks, and loss scaling.
+    """One level: precision of matrix products, dtype of the networks, and loss scaling."""
 
-    Attributes:
-        matmul: An argument of `jax.default_matmul_precision`, or `default` for the device's default.
-        network: Dtype of activations.
-        loss_scale: Bounds of the dynamic loss scale; None for dtypes with float32's range of exponents.
-        x64: Whether physics uses float64.
-    """
-
-    matmul: str
-    network: Any
-    loss_scale: LossScaleConfig | None
-    x64: bool = False
+    matmul: str  # an argument of `jax.default_matmul_precision`, or `default` for the device's default
+    network: Any  # dtype of activations
+    loss_scale: LossScaleConfig | None  # None for dtypes with float32's range of exponents
+    x64: bool = False  # whether physics uses float64
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:

@@ -17,12 +17,7 @@ _AXIS = "seeds"
 
 
 def device_count_for(seeds: int, available: int, requested: int | None) -> int:
-    """Number of devices to train on: as many as are available and divide the number of seeds.
-
-    Args:
-        seeds: Number of seeds.
-        available: Number of devices.
-        requested: Number of devices that the configuration asks for, at most `available`; None for the most.
+    """Number of devices to train on: the requested one, or as many as are available and divide the number of seeds.
 
     Raises:
         ConfigError: The requested number does not divide the number of seeds.
@@ -43,13 +38,7 @@ class SeedDevices:
     """Devices that train several seeds together; the seeds of a device are consecutive.
 
     No array is split over devices. The program takes one array for the k-th seeds of all devices: JAX counts it as
-    replicated, and its copies differ. So nothing else may use these arrays.
-
-    Attributes:
-        mesh: The devices, along an axis for seeds; the axis of one seed's data has length 1.
-
-    Args:
-        count: Number of devices.
+    replicated, and its copies differ. So nothing else may use these arrays. In `mesh` the axis of data has length 1.
     """
 
     def __init__(self, count: int):
@@ -60,7 +49,6 @@ class SeedDevices:
 
     @property
     def count(self) -> int:
-        """Number of devices."""
         return len(self._devices)
 
     def program(self, function: Callable[[PyTree], PyTree]) -> Any:
@@ -76,11 +64,7 @@ class SeedDevices:
         return tuple(jax.tree.map(placeholder, state) for state in states[: len(states) // self.count])
 
     def joined(self, states: Sequence[PyTree]) -> tuple[PyTree, ...]:
-        """The arguments of a program; states on another device than their own are copied there.
-
-        Args:
-            states: The states of all seeds, in their order.
-        """
+        """The arguments of a program, from the states of all seeds; states on another device are copied."""
         each = len(states) // self.count
 
         def join(*leaves: Any) -> jax.Array:

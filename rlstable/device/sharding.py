@@ -66,11 +66,8 @@ def over_devices(
 def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
     """Puts arrays on devices with the sharding of a program's results, so that nothing compiles twice.
 
-    Args:
-        tree: Any pytree of arrays. Each leaf is copied, because a buffer can be donated only once. Weak types become
-            strong.
-        mesh: The devices.
-        specs: Partition specs, a prefix of `tree`.
+    Each leaf is copied, because a buffer can be donated only once. Weak types become strong. The specs are a prefix of
+    the tree.
     """
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
 
@@ -105,13 +102,7 @@ def _is_key(x: Any) -> bool:
 
 
 def placeholders(tree: Any, mesh: Mesh, specs: Any) -> Any:
-    """Shapes, dtypes and shardings of the arrays that `place` returns, for compiling before the arrays exist.
-
-    Args:
-        tree: Any pytree of arrays or `ShapeDtypeStruct`.
-        mesh: The devices.
-        specs: Partition specs, a prefix of `tree`.
-    """
+    """Shapes, dtypes and shardings of the arrays that `place` returns, for compiling before the arrays exist."""
 
     def describe(spec: PartitionSpec, subtree: Any) -> Any:
         sharding = NamedSharding(mesh, spec)
@@ -160,7 +151,6 @@ def _gathering(mesh: Mesh) -> Any:
 
 
 def copy_arrays(tree: Any) -> Any:
-    """Copies arrays on their devices."""
     with jax.enable_x64(True):  # otherwise float64 would silently become float32
         return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), tree)
 
@@ -190,22 +180,18 @@ def device_key(key: jax.Array) -> jax.Array:
 
 
 def mean(tree: Any) -> Any:
-    """The mean over devices of every leaf."""
     return _across(jax.lax.pmean, tree)
 
 
 def total(tree: Any) -> Any:
-    """The sum over devices of every leaf."""
     return _across(jax.lax.psum, tree)
 
 
 def minimum(tree: Any) -> Any:
-    """The minimum over devices of every leaf."""
     return _across(jax.lax.pmin, tree)
 
 
 def maximum(tree: Any) -> Any:
-    """The maximum over devices of every leaf."""
     return _across(jax.lax.pmax, tree)
 
 

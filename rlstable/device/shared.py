@@ -19,17 +19,12 @@ from rlstable.device.trees import PyTree
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """A shared leaf, one copy per device.
-
-    Attributes:
-        value: `[devices, ...]`; inside a program on several devices `[1, ...]`.
-    """
+    """A shared leaf, one copy per device: `[devices, ...]`, inside a program on several devices `[1, ...]`."""
 
     value: Any
 
 
 def has_shared(tree: PyTree) -> bool:
-    """Whether a tree has shared leaves."""
     return bool(shared_in(tree))
 
 
@@ -44,13 +39,7 @@ def shared_in(tree: PyTree) -> list[Shared]:
 
 
 def with_shared_of(tree: PyTree, like: PyTree, shared: list[Shared] | None = None) -> PyTree:
-    """A tree of `without_shared` with shared leaves again.
-
-    Args:
-        tree: Leaves with a batch axis.
-        like: Tree with the same leaves, and shared leaves.
-        shared: The shared leaves, as from `shared_in`; None for those of `like`.
-    """
+    """A tree of `without_shared` with shared leaves again: `shared`, as from `shared_in`, or those of `like`."""
     if not has_shared(like):
         return tree
     own, new = iter(jax.tree.leaves(tree)), iter(shared_in(like) if shared is None else shared)

@@ -21,15 +21,7 @@ def apply_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operand
     """Runs a function only when a traced predicate is true, without the copies of `lax.cond`.
 
     A while loop of at most one step: XLA updates its carry in place, while the branches of `lax.cond` copy their
-    operands. For a cheap function inside a loop use `select_if`.
-
-    Args:
-        predicate: bool scalar.
-        function: From a tree to a tree of the same shapes and types.
-        operand: The function's argument.
-
-    Returns:
-        `function(operand)` where the predicate is true, else the operand.
+    operands. For a cheap function inside a loop use `select_if`. The function keeps shapes and types.
     """
 
     def once(carry: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
@@ -39,10 +31,7 @@ def apply_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operand
 
 
 def select_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operand: PyTree) -> PyTree:
-    """`apply_if` for a cheap function inside a loop: on an accelerator the function always runs, and a select decides.
-
-    Arguments and result as for `apply_if`.
-    """
+    """`apply_if` for a cheap function inside a loop: an accelerator always runs the function, and a select decides."""
     if not _host_reads_predicates():
         return apply_if(predicate, function, operand)
     return jax.tree.map(lambda new, old: jnp.where(predicate, new, old), function(operand), operand)
@@ -58,12 +47,6 @@ def vmap_seeds(function: Callable[[PyTree], PyTree]) -> Callable[[PerSeed], PerS
 
     Arguments are stacked inside, so each seed's arrays are ordinary arrays outside. With one argument the result equals
     the function's result, with the same operations.
-
-    Args:
-        function: From any pytree to any pytree; JAX can trace it.
-
-    Returns:
-        A function from a tuple of arguments to the tuple of results.
     """
 
     @functools.wraps(function)  # JAX names a program by its function

@@ -82,7 +82,7 @@ def _continue(
         The stop reason; None to continue training.
     """
     healthy, host = bool(metrics.healthy), run.host
-    learned = healthy and host.idle == 0
+    learned = healthy and host.iterations_without_update == 0
     # These changes come before saving, because a resumed run continues from the saved state.
     run.state = run.supervisor.watch(run.state, learned, functools.partial(run.keys.between, 2))
     run.reset_if_due()
@@ -91,7 +91,7 @@ def _continue(
     stop_reason = requested_stop or _wants_to_stop(run, row) or completed
     # A state is kept by counts only, never by disk or clock, so a resumed run rolls back to the same state. A single
     # healthy iteration among bad ones shows nothing: the policy may be ruined already.
-    good = learned and host.doubt == 0
+    good = learned and host.healthy_needed == 0
     if good and (row or run.supervisor.keep_is_due()):
         run.supervisor.keep(run.state)
     if good:

@@ -58,7 +58,7 @@ def cause_of(metrics: Metrics, host: HostState, config: Config, collapsed: bool)
         if exhausted or (finished and name == "finite_state" and metrics.trips[name].any()):
             return StopReason.of_guard(name)
     update = config.guards.finite_update
-    idle = update.enabled and host.idle >= update.patience
+    idle = update.enabled and host.iterations_without_update >= update.patience
     untrained = finished and int(metrics.counters.updates) == 0
     if idle or untrained:
         return StopReason.no_update_accepted

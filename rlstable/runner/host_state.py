@@ -26,9 +26,9 @@ class HostState:
         best_return: Return of the best evaluation so far.
         replaced: If the state has the policy of an earlier state, because the return had collapsed: `iteration` and
             `step` of that policy, and `fallen_return` of the collapsed policy; else None.
-        idle: Iterations in a row without an accepted update.
-        doubt: Healthy iterations still needed before a state counts as good, after unhealthy ones.
-        drawn: Whether the pool of clean first states was used since its last refill.
+        iterations_without_update: Iterations in a row without an accepted update.
+        healthy_needed: Healthy iterations still needed before a state counts as good, after unhealthy ones.
+        pool_used: Whether the pool of clean first states was used since its last refill.
         elapsed: Seconds of training so far, over all processes.
         evaluated: Seconds of evaluation so far, over all processes.
         wandb_run_id: Run ID of Weights & Biases, for a resume; None without it.
@@ -46,9 +46,9 @@ class HostState:
     last_return: float | None = None
     best_return: float | None = None
     replaced: dict[str, Any] | None = None
-    idle: int = 0
-    doubt: int = 0
-    drawn: bool = False
+    iterations_without_update: int = 0
+    healthy_needed: int = 0
+    pool_used: bool = False
     elapsed: float = 0.0
     evaluated: float = 0.0
     wandb_run_id: str | None = None

@@ -172,7 +172,7 @@ class Saving:
                 f"no good state was saved in the last {steps:,} steps, {self._failures:,} saves in a row have failed; "
                 f"{self._remedy(folder)}"
             )
-            self._host.signs.add(NOTHING_SAVED, self._host.logged_step, text)
+            self._host.signs.log(NOTHING_SAVED, self._host.logged_step, text)
             self._log.event("sign", sign=NOTHING_SAVED, text=text, value=steps)
 
     def unsaved_steps(self) -> int:

@@ -64,7 +64,7 @@ class Schedule:
     def refills(self) -> bool:
         """Whether to refill the pool of clean first states, if the run has drawn from it."""
         every = self.config.env.reset_pool_refresh
-        return self.host.drawn and every > 0 and self.host.iteration % every == 0
+        return self.host.pool_used and every > 0 and self.host.iteration % every == 0
 
     @property
     def logs(self) -> bool:

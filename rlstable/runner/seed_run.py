@@ -295,13 +295,14 @@ class SeedRun:
         self._step_before, host.step = host.step, int(metrics.counters.env_steps)
         self.saving.record_iteration(healthy)
         host.iteration += 1
-        host.idle = 0 if metrics.values["training/accepted_share"] > 0 else host.idle + 1
+        learned = metrics.values["training/accepted_share"] > 0
+        host.iterations_without_update = 0 if learned else host.iterations_without_update + 1
         if not healthy:  # a guard without patience may trip in many iterations, so the doubt has a bound
-            host.doubt = min(host.doubt + 1, self.config.supervise.recovery.every)
-        elif host.idle == 0:
-            host.doubt = max(host.doubt - 1, 0)
+            host.healthy_needed = min(host.healthy_needed + 1, self.config.supervise.recovery.every)
+        elif host.iterations_without_update == 0:
+            host.healthy_needed = max(host.healthy_needed - 1, 0)
         bad = any(metrics.trips[name].any() for name in self.programs.setup.env.guards)
-        host.drawn |= bad or self.config.env.reset == "pool"
+        host.pool_used |= bad or self.config.env.reset == "pool"
         host.elapsed += seconds
         self.log.telemetry.add(metrics, seconds)
         self.return_check.train(metrics)
@@ -316,7 +317,7 @@ class SeedRun:
         if self.schedule.resets(self._step_before):
             self.state = setup.reset_envs(self.state, self.keys.between(0))
         if self.schedule.refills:
-            self.host.drawn = False
+            self.host.pool_used = False
             self.state = setup.refill_pool(self.state, self.keys.between(1))
 
     def take_best_policy(self) -> float | None:

@@ -108,8 +108,9 @@ class StopRequest:
 
         Several processes compile to the end, because they can only save a state together.
         """
-        alone = self._signals is not None and hosts.count() == 1
-        handler = self._signals.exit_handler(self._exit) if alone else contextlib.nullcontext()
+        handler: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._signals is not None and hosts.count() == 1:
+            handler = self._signals.exit_handler(self._exit)
         with self._console.compiling(name), handler:
             yield
 

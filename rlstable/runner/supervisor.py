@@ -172,7 +172,7 @@ class Supervisor:
         host.attempts.lost_steps += host.step - to.step
         host.iteration, host.step = to.iteration, to.step
         host.episodes = int(state.counters.episodes)
-        host.idle, host.doubt, host.drawn = 0, 0, False
+        host.iterations_without_update, host.healthy_needed, host.pool_used = 0, 0, False
         self.snapshots.forget_later(state, to.iteration, to.step)
         self.keep(state)
         return state

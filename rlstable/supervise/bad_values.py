@@ -24,19 +24,12 @@ _IN_ORDER = ("ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos
 
 
 class BadNumber(NamedTuple):
-    """A bad number.
+    """A bad number."""
 
-    Attributes:
-        array: Name of the array.
-        place: Index in the array.
-        value: The number.
-        why: `not finite`, or the limit that is exceeded.
-    """
-
-    array: str
-    place: tuple[int, ...]
+    array: str  # name of the array
+    place: tuple[int, ...]  # index in the array
     value: float
-    why: str
+    why: str  # `not finite`, or the limit that is exceeded
 
     def __str__(self) -> str:
         place = f"[{', '.join(map(str, self.place))}]" if self.place else ""
@@ -65,12 +58,7 @@ def in_causal_order(names: Iterable[str]) -> list[str]:
 
 
 def find_bad_numbers(arrays: Arrays, limits: QuarantineConfig) -> list[BadNumber]:
-    """The first bad number of each array, in the order in which a bad number spreads.
-
-    Args:
-        arrays: Arrays of one environment after its step, by name.
-        limits: Limits beyond which a number is bad.
-    """
+    """The first bad number of each array of one environment after its step, in the order in which it spreads."""
     floats = {name: array for name, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}
     found = {name: bad for name, array in floats.items() if (bad := _first_bad(name, array, *_limit(name, limits)))}
     for kind in ("action", "physics", "metrics", "info"):

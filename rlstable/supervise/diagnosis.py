@@ -31,30 +31,17 @@ _GOOD_TARGET = 10.0  # size of value targets that the remedy aims at
 
 
 class Sign(NamedTuple):
-    """A row of the table of signs.
+    """A row of the table of signs; texts are formatted with the row and `mean`, the mean number of the hits."""
 
-    Attributes:
-        name: Name in events and in `result.json`.
-        condition: Condition and meaning, for docs/nan.md.
-        value: Key of the tested number in a row; a row without a finite number is skipped.
-        is_hit: Test of the number and its row.
-        hits: Hits in the window that start an episode.
-        rows: Length of the window.
-        sentence: Logged sentence, formatted with the row and `mean`, the mean number of the hits.
-        remedy: Logged first remedy, formatted in the same way.
-        of_evaluations: Whether rows are evaluations instead of iterations. The text of a logged sign then follows the
-            evaluations until the episode ends.
-    """
-
-    name: str
-    condition: str
-    value: str
+    name: str  # in events and in `result.json`
+    condition: str  # condition and meaning, for docs/nan.md
+    value: str  # key of the tested number in a row; a row without a finite number is skipped
     is_hit: Callable[[float, Row], bool]
-    hits: int
-    rows: int
+    hits: int  # in the window, that start an episode
+    rows: int  # length of the window
     sentence: str
     remedy: str
-    of_evaluations: bool = False
+    of_evaluations: bool = False  # else of iterations; the logged text then follows the evaluations until the end
 
 
 # First remedy by limiter.
@@ -208,12 +195,13 @@ def _of_iteration(metrics: Row, iteration: int, config: Config) -> Row:
     horizon = min(steps, 1.0 / (1.0 - ppo.discounting)) if ppo.discounting < 1.0 else steps
     reward, greatest = _number(metrics, "training/reward_mean"), _number(metrics, "training/reward_greatest")
     unknown = reward is None or ppo.normalize_rewards
-    size = 1.0 if ppo.normalize_values else 0.0 if unknown else abs(reward) * ppo.reward_scaling * horizon
+    target = 0.0 if unknown else abs(reward or 0.0) * ppo.reward_scaling * horizon
+    size = 1.0 if ppo.normalize_values else target
     max_target = (greatest or 0.0) * horizon
     # 0 without any reward, since a sparse task does not show its scale.
     scale = max_target if 0.0 < max_target < _LEAST_TARGET else size
     loss, coefficient = _number(metrics, "training/v_loss"), ppo.vf_loss_coefficient
-    known_error = loss is not None and size > 0.0 and coefficient > 0.0
+    error = math.sqrt(max(loss or 0.0, 0.0) / (0.5 * coefficient)) / size if size > 0.0 and coefficient > 0.0 else 0.0
     kl = config.guards.limiters.kl
     better_scaling = ppo.reward_scaling * (_GOOD_TARGET / scale if scale > 0.0 else 1.0)
     normalize, better = _normalize(config), f", or ppo.reward_scaling={better_scaling:.1g}"
@@ -222,7 +210,7 @@ def _of_iteration(metrics: Row, iteration: int, config: Config) -> Row:
     return {
         **metrics,
         "training/iteration": iteration,
-        "value_error": math.sqrt(max(loss, 0.0) / (0.5 * coefficient)) / size if known_error else 0.0,
+        "value_error": error,
         "target_size": None if unknown or ppo.normalize_values or greatest is None else scale,
         "max_target": max_target,
         "greatest_target": _GREATEST_NORMALIZED if ppo.normalize_advantage else _GREATEST_TARGET,

@@ -31,26 +31,14 @@ _NO_LIMITS = dict.fromkeys(name for name in QuarantineConfig.model_fields if nam
 
 @dataclasses.dataclass
 class IncidentMemory:
-    """Memory of incidents as plain JSON, saved with the run.
-
-    Attributes:
-        count: Number of written incidents.
-        last: Iteration of the last incident, rolled back iterations included; None before the first.
-    """
+    """Memory of incidents as plain JSON, saved with the run."""
 
     count: int = 0
-    last: int | None = None
+    last: int | None = None  # iteration of the last incident, rolled back iterations included
 
 
 class Incident(NamedTuple):
-    """A written incident.
-
-    Attributes:
-        folder: The incident's folder.
-        facts: Contents of `incident.json`.
-        arrays: Arrays by name: `before/...` and `after/...` the step, `action`, `key`.
-        config: The run's configuration.
-    """
+    """A written incident: contents of `incident.json`, and arrays `before/...`, `after/...`, `action`, `key`."""
 
     folder: Path
     facts: dict[str, Any]
@@ -59,7 +47,6 @@ class Incident(NamedTuple):
 
     @property
     def facts_file(self) -> Path:
-        """The file with the facts and the configuration."""
         return self.folder / _FACTS
 
     def part(self, name: str) -> dict[str, np.ndarray]:
@@ -81,7 +68,7 @@ class Incidents:
         config: The run's configuration.
         causes: Names of the flags of a slot, `guard/cause` each.
         versions: Versions of the libraries.
-        memory: Memory of incidents; changed in place.
+        memory: Changed in place.
         event: Called as `event(kind, **fields)`: `incident` with `path`, `causes` and the `first` bad number, or
             `incident_failed` with `iteration` and `error`.
     """
@@ -103,11 +90,7 @@ class Incidents:
         self._event = event
 
     def wanted(self, at: int) -> bool:
-        """Whether to write the environments captured in an iteration.
-
-        Args:
-            at: The iteration, rolled back iterations included.
-        """
+        """Whether to write the environments captured in an iteration; `at` includes rolled back iterations."""
         config, last = self._config.supervise.incident, self._memory.last
         return self._memory.count < config.keep and (last is None or at >= last + config.window)
 
@@ -117,7 +100,7 @@ class Incidents:
         return last is not None and self.wanted(at + 1) and at + 1 == last + self._config.supervise.incident.window
 
     def write(self, slot: Slot, iteration: int, at: int, level: Mapping[str, str], num_envs: int) -> None:
-        """Writes the captured environments in the order of their steps. An error here never ends the run.
+        """Writes the environments that the slots captured, in the order of their steps. An error never ends the run.
 
         Args:
             slot: The slots of all devices, on the host.
@@ -192,16 +175,7 @@ def _numbers(array: np.ndarray) -> Any:
 
 
 def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], max_mb: float) -> Path:
-    """Writes an incident completely or not at all; an existing incident is not changed.
-
-    Args:
-        folder: The incident's folder; a run that was killed and resumed writes the same folder.
-        facts: JSON data, NaN and infinity allowed.
-        arrays: Arrays by name.
-        max_mb: Limit of the size of the arrays in megabytes; the largest arrays beyond it are listed in `left_out`.
-
-    Returns:
-        The folder.
+    """Writes an incident completely or not at all; a run that was killed and resumed keeps the existing one.
 
     Raises:
         OSError: The incident cannot be written; no partial files stay.

@@ -25,21 +25,13 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """Bytes that a compiled program needs on each device, as planned by the compiler.
-
-    Attributes:
-        arguments: Bytes of the inputs.
-        outputs: Bytes of the outputs.
-        aliased: Bytes of outputs that reuse donated arguments; counted in `arguments` and in `outputs`.
-        temporary: Bytes of intermediate arrays.
-        code: Bytes of the program itself; 0 if the device does not report it.
-    """
+    """Bytes that a compiled program needs on each device, as planned by the compiler."""
 
     arguments: int
     outputs: int
-    aliased: int
+    aliased: int  # outputs that reuse donated arguments; counted in `arguments` and in `outputs`
     temporary: int
-    code: int
+    code: int  # the program itself; 0 if the device does not report it
 
     @property
     def peak(self) -> int:

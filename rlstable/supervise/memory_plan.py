@@ -24,17 +24,11 @@ _LEAST_PASS = 8  # environments in the smallest pass; smaller passes take longer
 
 @dataclasses.dataclass
 class MemoryPlan:
-    """Sizes that replace configured sizes, as plain JSON; None keeps the configured size. Saved with the run.
-
-    Attributes:
-        gradient_accumulation: Replaces `ppo.gradient_accumulation`.
-        envs_per_pass: Replaces `env.envs_per_pass`.
-        num_envs: Replaces `ppo.num_envs` if it is smaller.
-    """
+    """Sizes that replace configured sizes, as plain JSON; None keeps the configured size. Saved with the run."""
 
     gradient_accumulation: int | None = None
     envs_per_pass: int | None = None
-    num_envs: int | None = None
+    num_envs: int | None = None  # only if it is smaller
 
     def of(self, config: Config) -> Config:
         """The configuration under this plan."""
@@ -59,15 +53,7 @@ def smallest(plans: Sequence[MemoryPlan]) -> MemoryPlan:
 
 
 def smaller(config: Config, plan: MemoryPlan, lever: str, devices: int, factor: int = 2) -> MemoryPlan | None:
-    """The plan with one lever a step further; None if the lever is at its end.
-
-    Args:
-        config: The configuration.
-        plan: The present plan.
-        lever: One of `LEVERS`.
-        devices: Number of devices.
-        factor: Size of the step, limited by the range of the lever.
-    """
+    """The plan with one lever a step of the size `factor` further; None if the lever is at its end."""
     planned = plan.of(config)
     step = {"gradient_accumulation": _more_parts, "envs_per_pass": _smaller_passes, "num_envs": _fewer_envs}[lever]
     value = step(planned, devices, factor)
@@ -92,13 +78,7 @@ def _fewer_envs(config: Config, devices: int, factor: int) -> int | None:
 
 
 def fewer_envs(config: Config, at_most: int, devices: int) -> int | None:
-    """The greatest number of environments that divides the batch and fits the devices; None if there is none.
-
-    Args:
-        config: The configuration.
-        at_most: Upper bound.
-        devices: Number of devices.
-    """
+    """The greatest number of environments that divides the batch and fits the devices; None if there is none."""
     for count in sorted(divisors(config.ppo.rows), reverse=True):
         if count <= at_most and count % devices == 0:
             try:
@@ -121,13 +101,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 class MemoryPlanner:
-    """Compares the memory that training needs with the limit, and plans with less memory.
-
-    Args:
-        config: The whole configuration.
-        mesh: The devices.
-        event: Called as `event(kind, **fields)`.
-    """
+    """Compares the memory that training needs with the limit, and plans with less memory."""
 
     def __init__(self, config: Config, mesh: Any, event: Callable[..., None]):
         self._config = config
@@ -156,11 +130,7 @@ class MemoryPlanner:
         return needed <= FULL * self._limit or not self._config.supervise.memory.adapt
 
     def smaller(self, plan: MemoryPlan, needed: int | None) -> MemoryPlan:
-        """A plan that needs less memory.
-
-        Args:
-            plan: A plan that needs too much.
-            needed: Bytes that it needs; None if the device refused memory.
+        """A plan that needs less memory than a plan that needs `needed` bytes; None if the device refused them.
 
         Raises:
             OutOfMemory: There is no smaller plan.

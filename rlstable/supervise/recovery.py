@@ -14,32 +14,19 @@ from rlstable.config.supervise import RAISE_PRECISION, RecoveryConfig, Remedy
 
 @dataclasses.dataclass
 class Attempts:
-    """Memory of recovery as plain JSON, saved with the run.
+    """Memory of recovery as plain JSON, saved with the run."""
 
-    Attributes:
-        count: Rollbacks of the whole run.
-        lost_steps: Environment steps that were rolled back.
-        lost_iterations: Iterations that were rolled back.
-        recent: Attempts of the window, each `{"at", "iteration", "cause", "remedy"}`; `at` counts iterations that were
-            rolled back, `iteration` does not.
-        position: Number of remedies of the list used since the last healthy stretch.
-        collapse_position: The same for the list of remedies after a collapse of the return.
-        applied: Remedies in effect, as written in the configuration, the latest last.
-        healthy: Healthy iterations in a row since the last attempt or relaxation.
-        stretch: Healthy iterations after which a remedy is taken back; doubles if that was too early.
-        relaxed: The remedy taken back last, until the next healthy stretch.
-    """
-
-    count: int = 0
-    lost_steps: int = 0
+    count: int = 0  # rollbacks of the whole run
+    lost_steps: int = 0  # environment steps that were rolled back
     lost_iterations: int = 0
+    # Attempts of the window: `{"at", "iteration", "cause", "remedy"}`; `at` counts iterations that were rolled back.
     recent: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    position: int = 0
-    applied: list[Any] = dataclasses.field(default_factory=list)
-    healthy: int = 0
-    stretch: int = 0
-    relaxed: Any = None
-    collapse_position: int = 0
+    position: int = 0  # remedies of the list used since the last healthy stretch
+    applied: list[Any] = dataclasses.field(default_factory=list)  # remedies in effect, as written, the latest last
+    healthy: int = 0  # healthy iterations in a row since the last attempt or relaxation
+    stretch: int = 0  # healthy iterations after which a remedy is taken back; doubles if that was too early
+    relaxed: Any = None  # the remedy taken back last, until the next healthy stretch
+    collapse_position: int = 0  # as `position`, of the remedies after a collapse of the return
 
     @property
     def precision_steps(self) -> int:
@@ -52,12 +39,7 @@ class Attempts:
 
 
 class RetryPlan(NamedTuple):
-    """The plan for the next attempt.
-
-    Attributes:
-        remedy: The remedy; None after too many attempts, or if no remedy is applicable.
-        attempts: Memory of recovery with this attempt; its `count` is the number of the attempt.
-    """
+    """The next remedy, None after too many attempts or if none applies, and the memory with this attempt."""
 
     remedy: Remedy | None
     attempts: Attempts
@@ -81,12 +63,7 @@ class Recovery:
 
         The place is the iteration, or the number of iterations since the environments were reset, which happens at the
         start and at every rollback. A divergence that the settings cause follows soon after a rollback instead.
-
-        Args:
-            attempts: Memory of recovery.
-            cause: Name of the stop reason.
-            at: The iteration, rolled back iterations included.
-            iteration: The iteration, without rolled back ones.
+        Arguments as for `plan`.
         """
         patience = self.patience.get(cause)
         if patience is None or not attempts.recent or attempts.recent[-1]["cause"] != cause:
@@ -135,12 +112,7 @@ class Recovery:
         return RetryPlan(remedy, new)
 
     def after(self, attempts: Attempts, good: bool) -> tuple[Attempts, Remedy | None]:
-        """Counts an iteration; after a long healthy stretch, the second item is the remedy to take back.
-
-        Args:
-            attempts: Memory of recovery.
-            good: Whether the iteration was healthy and learned something.
-        """
+        """Counts an iteration; after a long healthy stretch, the second item is the remedy to take back."""
         new = self._copy(attempts)
         new.healthy = new.healthy + 1 if good else 0
         if new.healthy < new.stretch:
@@ -162,7 +134,7 @@ class Recovery:
 
         If no level has helped, precision is not the cause, and the run returns to the configured level.
         """
-        remedy = Remedy(name=RAISE_PRECISION)
+        remedy = Remedy.model_validate(RAISE_PRECISION)
         if levels == 0 or remedy not in self.config.remedies:
             return None
         tried = sum(attempt["remedy"] == RAISE_PRECISION for attempt in new.recent)

@@ -28,11 +28,6 @@ def apply(remedy: Remedy, state: TrainState, optimizer: Optimizer) -> TrainState
 
     `fresh_resets` and `raise_precision` change nothing here: `Supervisor` resets the environments at every rollback and
     changes the precision.
-
-    Args:
-        remedy: The remedy.
-        state: The state that the run has rolled back to.
-        optimizer: The optimizer, for `reset_optimizer`.
     """
     if remedy.name == "reset_optimizer":
         return dataclasses.replace(state, opt_state=optimizer.init(state.params))

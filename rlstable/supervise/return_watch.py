@@ -42,40 +42,25 @@ _FEWEST_EVALUATIONS = 3  # evaluations needed for a comparison with the last eva
 
 @dataclasses.dataclass
 class Track:
-    """Memory of the test for one kind of look, as plain JSON.
+    """Memory of the test for one kind of look, as plain JSON; None is unknown."""
 
-    Attributes:
-        recent: Latest looks, the newest last.
-        earlier: Looks before `recent`, the newest last, for the estimate of the noise.
-        start: First look; None before it.
-        best: Greatest level; None before the first `_RECENT` looks.
-        lowest: Lowest level; None before the first level.
-        sure: Greatest lower bound of a level: the level minus `_DEVIATIONS` of the noise. None before the first bound.
-        evidence: Logarithm of the test's e-value, never below 0.
-    """
-
-    recent: list[float] = dataclasses.field(default_factory=list)
-    earlier: list[float] = dataclasses.field(default_factory=list)
-    start: float | None = None
-    best: float | None = None
-    lowest: float | None = None
-    sure: float | None = None
-    evidence: float = 0.0
+    recent: list[float] = dataclasses.field(default_factory=list)  # latest looks, the newest last
+    earlier: list[float] = dataclasses.field(default_factory=list)  # looks before, for the estimate of the noise
+    start: float | None = None  # first look
+    best: float | None = None  # greatest level
+    lowest: float | None = None  # lowest level
+    lower_bound: float | None = None  # greatest of the levels minus `_DEVIATIONS` of the noise
+    evidence: float = 0.0  # logarithm of the test's e-value, never below 0
 
     def look(self, value: float, tolerance: float) -> bool:
-        """Records a look; returns whether the look and the level are the best so far.
-
-        Args:
-            value: A mean return.
-            tolerance: Share of the gain since the start that may be lost.
-        """
+        """Records a mean return; returns whether the look and the level are the best so far."""
         if self.start is None:
             self.start = value
-        if self.best is not None and self.sure is not None:
-            bound = min(self.best - tolerance * self.gain, self.sure)
+        if self.best is not None and self.lower_bound is not None:
+            bound = min(self.best - tolerance * self.gain, self.lower_bound)
             if self.evidence > 0.0 or value < bound:
                 # Looks during a fall must not enlarge the noise, and quiet looks must not shrink it.
-                noise = max(self.noise(self.earlier), (self.best - self.sure) / _DEVIATIONS)
+                noise = max(self.noise(self.earlier), (self.best - self.lower_bound) / _DEVIATIONS)
                 # exp(z - 1/2) has an expectation of at most 1 for a normal look with its mean at or above the bound.
                 self.evidence = max(0.0, self.evidence + min((bound - value) / noise - 0.5, _MOST))
         if len(self.recent) == _RECENT:
@@ -90,8 +75,8 @@ class Track:
         if is_best:
             self.best = level
         if len(self.earlier) > _FEWEST_STEPS:
-            sure = level - _DEVIATIONS * self.noise([*self.earlier, *self.recent])
-            self.sure = sure if self.sure is None else max(self.sure, sure)
+            bound = level - _DEVIATIONS * self.noise([*self.earlier, *self.recent])
+            self.lower_bound = bound if self.lower_bound is None else max(self.lower_bound, bound)
         return is_best and (before is None or value >= before)
 
     @property
@@ -115,7 +100,7 @@ class Track:
 
     def lower(self) -> None:
         """Sets the best level to the present level, after a suspicion that was refuted."""
-        self.best, self.sure, self.evidence = self.level, None, 0.0
+        self.best, self.lower_bound, self.evidence = self.level, None, 0.0
 
     def restart(self) -> None:
         """Drops the looks of a collapsed policy; the best level and the noise stay."""
@@ -127,9 +112,6 @@ class Track:
         Two estimates use falls only, because a learning curve rises, while half of the differences of noise are falls.
         The estimate from successive looks misses a drift, so another one uses looks further apart. The third uses the
         latest looks with their rises, because a sparse return may have risen once and not fallen yet.
-
-        Args:
-            looks: Looks, the newest last.
         """
         latest = looks[-2 * _RECENT :]
         rises = math.fsum((b - a) ** 2 for a, b in itertools.pairwise(latest))
@@ -152,25 +134,14 @@ def gained(best: float, *lower: float | None) -> float:
 
 @dataclasses.dataclass
 class WatchMemory:
-    """Memory of the return watch, as plain JSON; saved with the run.
-
-    Attributes:
-        training: Looks at training episodes.
-        evaluation: Looks at evaluations.
-        total: Sum of the returns of the episodes in the next look.
-        episodes: Number of episodes in the next look.
-        best_evaluation: Evaluation of the best state, measured again at a refuted suspicion; None before the first.
-        collapses: Number of confirmed collapses.
-        refuted: Number of refuted suspicions.
-    """
+    """Memory of the return watch, as plain JSON."""
 
     training: Track = dataclasses.field(default_factory=Track)
     evaluation: Track = dataclasses.field(default_factory=Track)
-    total: float = 0.0
-    episodes: int = 0
-    best_evaluation: float | None = None
-    collapses: int = 0
-    refuted: int = 0
+    total: float = 0.0  # returns of the episodes in the next look
+    episodes: int = 0  # in the next look
+    best_evaluation: float | None = None  # of the best state, measured again at a refuted suspicion
+    collapses: int = 0  # confirmed
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> WatchMemory:
@@ -186,7 +157,6 @@ class ReturnWatch:
     Attributes:
         tolerance: Share of the gain since the start that may be lost.
         episodes: Training episodes per look.
-        memory: Memory of the watch.
     """
 
     tolerance: float
@@ -194,11 +164,7 @@ class ReturnWatch:
     memory: WatchMemory
 
     def train(self, mean_return: float, episodes: int) -> bool | None:
-        """Records the training episodes of an iteration.
-
-        Args:
-            mean_return: Mean return; NaN without episodes.
-            episodes: Number of finished episodes.
+        """Records the training episodes of an iteration; their mean return is NaN without episodes.
 
         Returns:
             Whether the level is the best so far; None if the iteration completes no look. After an evaluation no level
@@ -290,19 +256,17 @@ class ReturnWatch:
 
     def confirm(self) -> None:
         """Records a confirmed collapse: the run rolls back to the best policy."""
-        self.memory.collapses += 1
-        self._restart()
+        memory = self.memory
+        memory.collapses += 1
+        memory.total, memory.episodes = 0.0, 0
+        memory.training.restart()
+        memory.evaluation.restart()
 
     def refute(self, best: np.ndarray, now: np.ndarray) -> None:
         """Records a refuted suspicion: the policy is nearly as good as the best policy, so the level is lowered.
 
         If the policy is credibly worse within the tolerance, the level stays; small falls must not add up.
-
-        Args:
-            best: Returns of the best policy, as for `is_worse`.
-            now: Returns of the present policy, as for `is_worse`.
         """
-        self.memory.refuted += 1
         if self._falls(best, now):
             self.reset_test()
             return
@@ -314,8 +278,3 @@ class ReturnWatch:
     def reset_test(self) -> None:
         """Restarts the test at the same level, after an unclear comparison."""
         self.memory.training.evidence = self.memory.evaluation.evidence = 0.0
-
-    def _restart(self) -> None:
-        self.memory.total, self.memory.episodes = 0.0, 0
-        self.memory.training.restart()
-        self.memory.evaluation.restart()

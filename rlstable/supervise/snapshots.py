@@ -31,13 +31,7 @@ Origins = Mapping[str, Mapping[str, int] | None]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SavedState(TrainState):
-    """A training state with the snapshots beside it, as a checkpoint holds them.
-
-    Attributes:
-        last_good: None if the snapshot is the state itself, or empty; the same for `best` and `candidate`.
-        best: See the module docstring.
-        candidate: See the module docstring.
-    """
+    """A training state with the snapshots beside it; None for a snapshot that is the state itself, or empty."""
 
     last_good: Any = None
     best: Any = None
@@ -45,12 +39,7 @@ class SavedState(TrainState):
 
 
 class Snapshot:
-    """A copy of a training state without its environments.
-
-    Attributes:
-        iteration: Iteration of the copied state.
-        step: Environment steps trained until that iteration.
-    """
+    """A copy of a training state without its environments."""
 
     def __init__(self) -> None:
         self._parts: dict[str, Any] = {}
@@ -59,7 +48,6 @@ class Snapshot:
 
     @property
     def empty(self) -> bool:
-        """Whether the snapshot holds no state."""
         return not self._parts
 
     @property
@@ -68,7 +56,6 @@ class Snapshot:
         return self._parts["params"], self._parts["normalizer"]
 
     def keep(self, state: TrainState, iteration: int, step: int) -> None:
-        """Replaces the copy by one of a good state."""
         self._set(_parts(state), iteration, step)
 
     def take_from(self, other: Snapshot) -> None:
@@ -77,7 +64,6 @@ class Snapshot:
         other.clear()
 
     def clear(self) -> None:
-        """Drops the copy."""
         self._parts, self.iteration, self.step = {}, 0, 0
 
     def restored(self, state: TrainState, mesh: Any) -> TrainState:
@@ -100,14 +86,7 @@ class Snapshot:
         return (None if self.iteration == iteration else self._parts), {"iteration": self.iteration, "step": self.step}
 
     def load(self, saved: Any, origin: Mapping[str, int], state: TrainState, tuning: Mapping[str, Any]) -> None:
-        """Loads the result of `to_save`.
-
-        Args:
-            saved: The arrays; None if the snapshot is the state itself.
-            origin: Iteration and step of the snapshot.
-            state: The training state of the checkpoint.
-            tuning: Numbers of `Tuning` that the configuration has changed.
-        """
+        """Loads the result of `to_save`, with the numbers of `Tuning` that the configuration has changed."""
         parts = _parts(state) if saved is None else dict(saved)
         self._set(parts | {"tuning": dataclasses.replace(parts["tuning"], **tuning)}, **origin)
 
@@ -118,16 +97,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """The three snapshots of a run: `last_good`, `best` and `candidate`.
-
-    Attributes:
-        last_good: See the module docstring.
-        best: See the module docstring.
-        candidate: See the module docstring.
-
-    Args:
-        mesh: The devices.
-    """
+    """The three snapshots of a run: `last_good`, `best` and `candidate`."""
 
     def __init__(self, mesh: Any):
         self._mesh = mesh
@@ -137,23 +107,14 @@ class Snapshots:
         self.candidate = self._by_name["candidate"]
 
     def promote_candidate(self, is_best: bool | None) -> None:
-        """Makes the candidate the best state if the return after the candidate is the best so far.
-
-        Args:
-            is_best: Whether the return is the best so far; None if no return was measured.
-        """
+        """Makes the candidate the best state if the return after it is the best so far; None if it is not measured."""
         if is_best and not self.candidate.empty:
             self.best.take_from(self.candidate)
 
     def forget_later(self, state: TrainState, iteration: int, step: int) -> None:
-        """Drops snapshots ahead of a run that has rolled back.
+        """Drops snapshots ahead of a run that has rolled back to `state` under its remedy.
 
         Snapshots are identified by their iteration, which occurs again after a rollback.
-
-        Args:
-            state: The state from which the run continues, under its remedy.
-            iteration: Iterations done at `state`.
-            step: Environment steps trained at `state`.
         """
         self.candidate.clear()
         if not self.best.empty and iteration <= self.best.iteration:
@@ -168,31 +129,20 @@ class Snapshots:
         return state if self.best.empty else self.best.with_learned_parts(state, self._mesh)
 
     def save(self, state: TrainState, iteration: int) -> tuple[TrainState, Origins]:
-        """Adds the snapshots to a checkpoint, so that a resumed run can roll back to the same states.
-
-        Args:
-            state: The training state.
-            iteration: Iteration of the state.
-
-        Returns:
-            The state with the snapshots of other states, and the origins for `load`.
-        """
+        """The state with the snapshots of other states, as a checkpoint holds them, and the origins for `load`."""
         by_name = {name: snapshot.to_save(iteration) for name, snapshot in self._by_name.items()}
         others: dict[str, Any] = {name: parts for name, (parts, _) in by_name.items() if parts is not None}
         saved = SavedState(**_fields(state), **others) if others else state
         return saved, {name: origin for name, (_, origin) in by_name.items()}
 
     def load(self, saved: SavedState, iteration: int, origins: Origins, **tuning: Any) -> TrainState:
-        """Loads the result of `save`.
+        """Loads the result of `save` and returns the training state.
 
         Args:
             saved: A checkpoint, in the shape of `template`.
             iteration: Iteration of the checkpoint.
             origins: Origins of the snapshots; a snapshot without an origin stays empty.
             **tuning: Numbers of `Tuning` that the configuration has changed.
-
-        Returns:
-            The training state.
         """
         state = TrainState(**_fields(saved))
         for name, snapshot in self._by_name.items():

@@ -13,6 +13,9 @@ from typing import Any
 from rlstable.config import Config
 from rlstable.config.overrides import literal
 
+_KEPT = "the last good checkpoint is kept"
+_PATIENCE = "guards.finite_update.patience iterations"
+
 
 class StopReason(Enum):
     """A stop reason with its exit code and its meaning."""
@@ -21,47 +24,16 @@ class StopReason(Enum):
     target_reached = (0, "the evaluation return reached eval.target_return")
     stopped = (0, "the callback requested it")
     config_error = (2, "the configuration is wrong; nothing was trained")
-    state_not_finite = (
-        3,
-        "parameters, optimizer or observation statistics stayed bad; the last good checkpoint is kept",
-    )
-    no_update_accepted = (
-        4,
-        "no update was accepted for guards.finite_update.patience iterations in a row, or in the whole run; the last "
-        "good checkpoint is kept",
-    )
-    physics_unstable = (
-        5,
-        "more than guards.storm.max_share of the samples stayed bad; the last good checkpoint is kept",
-    )
-    value_loss_exploded = (
-        6,
-        "the value error stayed larger than any return of the task; the last good checkpoint is kept",
-    )
-    policy_diverged = (
-        7,
-        "the policy stayed outside the bounds of guards.policy; the last good checkpoint is kept",
-    )
-    policy_collapsed = (
-        12,
-        "the return fell again and again below the best that was reached; the best state is kept",
-    )
-    guard_exhausted = (
-        8,
-        "one of your own guards lost its patience; the last good checkpoint is kept",
-    )
-    recovery_exhausted = (
-        9,
-        "all attempts that supervise.recovery allows have failed; the last good checkpoint is kept",
-    )
-    out_of_memory = (
-        10,
-        "training needs more memory than available with every memory plan; the last good checkpoint is kept",
-    )
-    needs_own_program = (
-        11,
-        "this seed needs a program that the other seeds do not share; the last good checkpoint is kept",
-    )
+    state_not_finite = (3, f"parameters, optimizer or observation statistics stayed bad; {_KEPT}")
+    no_update_accepted = (4, f"no update was accepted for {_PATIENCE} in a row, or in the whole run; {_KEPT}")
+    physics_unstable = (5, f"more than guards.storm.max_share of the samples stayed bad; {_KEPT}")
+    value_loss_exploded = (6, f"the value error stayed larger than any return of the task; {_KEPT}")
+    policy_diverged = (7, f"the policy stayed outside the bounds of guards.policy; {_KEPT}")
+    policy_collapsed = (12, "the return fell again and again below the best that was reached; the best state is kept")
+    guard_exhausted = (8, f"one of your own guards lost its patience; {_KEPT}")
+    recovery_exhausted = (9, f"all attempts that supervise.recovery allows have failed; {_KEPT}")
+    out_of_memory = (10, f"training needs more memory than available with every memory plan; {_KEPT}")
+    needs_own_program = (11, f"this seed needs a program that the other seeds do not share; {_KEPT}")
     not_saved = (13, "the last state could not be saved; only older states may be saved")
     time_limit = (75, "supervise.max_wall_time is over; the last iteration was saved, resume to continue")
     error = (1, "the program failed; the traceback was printed")
@@ -99,13 +71,9 @@ SAVED = (StopReason.completed, StopReason.target_reached, StopReason.stopped, St
 
 
 def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
-    """Whether a seed of a resumed fleet is not trained further.
+    """Whether a seed of a resumed run of several is not trained further, by the fields of its `result.json`.
 
     A seed that was given up, by its guards or because it needs another program, can only continue alone.
-
-    Args:
-        fields: Fields of the seed's `result.json`.
-        config: The present configuration.
     """
     stop_reason = StopReason.__members__.get(str(fields.get("stop_reason")))
     if stop_reason is StopReason.completed:
@@ -117,12 +85,7 @@ def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
 
 
 def nothing_to_train(reasons: Collection[StopReason], config: Config) -> str:
-    """The line of a resumed run that has nothing left to train.
-
-    Args:
-        reasons: Stop reasons of its seeds.
-        config: The present configuration.
-    """
+    """The line of a resumed run that has nothing left to train, by the stop reasons of its seeds."""
     parts = []
     if StopReason.completed in reasons:
         parts.append(
@@ -150,13 +113,7 @@ GIVEN_UP = (
 
 
 def command(name: str, path: Path, key: str = "") -> str:
-    """The command line for a command of rlstable, as a user types it in a shell.
-
-    Args:
-        name: Name of the command.
-        path: Path that the command gets, relative to the working folder if possible.
-        key: Text before the path, such as `run=`.
-    """
+    """The command line for a command of rlstable, as a user types it in a shell; `key` such as `run=`."""
     shown = short_path(path)
     if shown.startswith("-") or shown in _WORDS:
         shown = str(path.absolute())
@@ -166,11 +123,7 @@ def command(name: str, path: Path, key: str = "") -> str:
 
 
 def train_command(overrides: Sequence[str]) -> str:
-    """The command line that trains with these overrides, as a user types it in a shell.
-
-    Args:
-        overrides: Overrides as Hydra read them, such as `overrides` in `result.json`.
-    """
+    """The command line that trains with these overrides, as a user types it in a shell."""
     return shlex.join([_python(), "-m", "rlstable.train", *overrides])
 
 

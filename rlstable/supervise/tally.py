@@ -19,35 +19,21 @@ _LOGGED = ("count", "first_step", "last_step", "recovered_step", "text")  # fiel
 
 @dataclasses.dataclass
 class Tally:
-    """Counts of a run, rolled back iterations included.
-
-    Attributes:
-        transitions: Transitions collected.
-        rejected: Transitions that guards rejected.
-        latest: Share of rejected transitions in each of the latest 20 iterations, the newest last.
-        ended: Iterations in which training episodes ended.
-        finite: Iterations in which the mean return of ended episodes was finite.
-        finite_loss_step: Step of the last accepted update with a finite loss; 0 without one.
-        loss_is_finite: Whether the last accepted update had a finite loss.
-        evaluations: Evaluations.
-        void: Evaluations without a finite return.
-        trips: Trips by guard and cause.
-        limiters: By limiter, the sum of its activity and the number of iterations that reported it.
-        lost: Minibatches rejected in iterations without an accepted update, by the cause: a guard's name,
-            `limiters/kl` or `SAMPLES`.
-    """
+    """Counts of a run, rolled back iterations included."""
 
     transitions: int = 0
-    rejected: int = 0
-    latest: list[float] = dataclasses.field(default_factory=list)
-    ended: int = 0
-    finite: int = 0
-    finite_loss_step: int = 0
-    loss_is_finite: bool = True
+    rejected: int = 0  # transitions that guards rejected
+    latest: list[float] = dataclasses.field(default_factory=list)  # shares rejected in the latest 20 iterations
+    ended: int = 0  # iterations in which training episodes ended
+    finite: int = 0  # iterations in which the mean return of ended episodes was finite
+    finite_loss_step: int = 0  # step of the last accepted update with a finite loss
+    loss_is_finite: bool = True  # of the last accepted update
     evaluations: int = 0
-    void: int = 0
-    trips: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    void: int = 0  # evaluations without a finite return
+    trips: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)  # by guard and cause
+    # By limiter, the sum of its activity and the number of iterations that reported it.
     limiters: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    # Minibatches rejected in iterations without an accepted update, by guard, `limiters/kl` or `SAMPLES`.
     lost: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def count(
@@ -118,25 +104,15 @@ class Tally:
 
 @dataclasses.dataclass
 class SignRecord:
-    """Memory of one sign.
+    """Memory of one sign; the steps and the count are those of its logged episodes of trouble."""
 
-    Attributes:
-        recent: Window of the latest rows, the newest last: the number of a hit, None for a row without a hit.
-        lasts: Whether an episode of trouble was logged that has not ended.
-        count: Number of logged episodes.
-        first_step: Step of the first logged episode.
-        last_step: Step of the last hit in a logged episode.
-        text: Latest sentence.
-        recovered_step: Step at which the latest logged episode ended; 0 before the end.
-    """
-
-    recent: list[float | None] = dataclasses.field(default_factory=list)
-    lasts: bool = False
+    recent: list[float | None] = dataclasses.field(default_factory=list)  # window of rows: number of a hit, or None
+    lasts: bool = False  # whether an episode was logged that has not ended
     count: int = 0
     first_step: int = 0
     last_step: int = 0
     text: str = ""
-    recovered_step: int = 0
+    recovered_step: int = 0  # 0 before the end
 
     def log(self, step: int, text: str) -> None:
         """Records that an episode of trouble is logged."""
@@ -147,32 +123,18 @@ class SignRecord:
 
 @dataclasses.dataclass
 class SignMemory:
-    """Memory of all signs.
+    """Memory of all signs; None is unknown."""
 
-    Attributes:
-        records: By name of the sign; only signs with a hit.
-        first_return: Lowest evaluation until the best one; at first the first evaluation.
-        last_return: Return of the latest evaluation.
-        best_return: Greatest return that two consecutive evaluations reached; a single evaluation may be lucky.
-        episodes: Training episodes that had ended by the latest iteration.
-        steps_per_episode: Steps of the latest iteration by its ended episodes; None if no episode ended.
-        training_return: Mean return of the episodes of recent iterations; None before any episode.
-        training_variance: Variance of the mean return of an iteration.
-        training_length: Length of the episodes of the latest iteration.
-        lowest_return: Least mean return of an iteration or an evaluation; None before any.
-        greatest_return: Greatest return, as `lowest_return`.
-    """
-
-    records: dict[str, SignRecord] = dataclasses.field(default_factory=dict)
-    first_return: float | None = None
-    last_return: float | None = None
-    best_return: float | None = None
-    episodes: int = 0
-    steps_per_episode: float | None = None
-    training_return: float | None = None
-    training_variance: float = 0.0
-    training_length: float = 0.0
-    lowest_return: float | None = None
+    records: dict[str, SignRecord] = dataclasses.field(default_factory=dict)  # only signs with a hit
+    first_return: float | None = None  # lowest evaluation until the best one
+    last_return: float | None = None  # of the latest evaluation
+    best_return: float | None = None  # that two evaluations in a row reached; a single one may be lucky
+    episodes: int = 0  # training episodes that had ended by the latest iteration
+    steps_per_episode: float | None = None  # of the latest iteration
+    training_return: float | None = None  # mean over recent iterations
+    training_variance: float = 0.0  # of the mean return of an iteration
+    training_length: float = 0.0  # of the episodes of the latest iteration
+    lowest_return: float | None = None  # of iterations and evaluations
     greatest_return: float | None = None
 
     @classmethod
@@ -184,6 +146,14 @@ class SignMemory:
     def log(self, name: str, step: int, text: str) -> None:
         """Records a sign that does not come from metrics."""
         self.records.setdefault(name, SignRecord()).log(step, text)
+
+    def end(self, name: str, step: int) -> bool:
+        """Records that the trouble of a logged sign is over; returns False if there was none."""
+        record = self.records.get(name)
+        if record is None or not record.count or record.recovered_step:
+            return False
+        record.lasts, record.recovered_step = False, step
+        return True
 
     def add_training(self, mean_return: float, length: float) -> None:
         """Records the mean return and length of the episodes that ended in an iteration."""

@@ -15,7 +15,7 @@ from rlstable.device.counter import LARGEST, WideCounter, _nearest_float
 EDGES = sorted(
     {n for p in (0, 1, 31, 32, 33, 53, 63, 64) for d in (-2, -1, 0, 1, 2) if 0 <= (n := 2**p + d) <= LARGEST}
 )
-COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge)
+COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
 # Uniform draws hardly ever have a short upper word, so most draws pick the number of bits first.
 counts = st.one_of(

@@ -69,9 +69,9 @@ def test_recordings_come_after_every_nth_evaluation(every: int, step: int, due: 
     assert found == due
 
 
-@pytest.mark.parametrize(("every", "drawn", "due"), [(5, True, [5, 10]), (5, False, []), (0, True, [])])
-def test_pool_is_refilled_at_intervals_if_it_was_drawn_from(every: int, drawn: bool, due: list[int]) -> None:
-    hosts = [HostState(iteration=n, drawn=drawn) for n in range(1, 13)]
+@pytest.mark.parametrize(("every", "used", "due"), [(5, True, [5, 10]), (5, False, []), (0, True, [])])
+def test_pool_is_refilled_at_intervals_if_it_was_drawn_from(every: int, used: bool, due: list[int]) -> None:
+    hosts = [HostState(iteration=n, pool_used=used) for n in range(1, 13)]
     assert [host.iteration for host in hosts if schedule(host, env={"reset_pool_refresh": every}).refills] == due
 
 
