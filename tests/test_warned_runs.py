@@ -31,12 +31,6 @@ def warnings(folder: Path) -> list[str]:
     return [warning["name"] for warning in left["warnings"]]
 
 
-def test_healthy_run_has_an_empty_list_of_warnings(tmp_path: Path) -> None:
-    TrainingLoop(quick(), tmp_path).run()
-    assert warnings(tmp_path) == []
-    assert "<dt>warnings</dt>" not in (tmp_path / "report.html").read_text()
-
-
 def test_completed_run_that_rejected_most_transitions_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,22 +116,6 @@ def test_cast_rows_have_the_types_of_the_other_rows_in_the_order_of_the_tree():
     assert cast.shapes == PackedRows.of(mixed).shapes
 
 
-def test_packed_rows_are_one_matrix_per_type():
-    rows = PackedRows.of(table())
-    assert len(rows) == 5
-    assert {name: (x.dtype.name, x.shape) for name, x in rows.matrices.items()} == {
-        "bool": ("bool", (5, 1)), "float16": ("float16", (5, 2)), "float32": ("float32", (5, 13)),
-        "int32": ("int32", (5, 1)), "int8": ("int8", (5, 2)), "uint32": ("uint32", (5, 3)),
-    }  # fmt: skip
-    assert all(isinstance(x, np.ndarray) for x in rows.matrices.values())
-
-
-def test_packed_rows_keep_nan_infinity_and_subnormals():
-    bits = np.uint32([0x7FC00001, 0x7F800000, 0x80000000, 0x00000001])
-    found = PackedRows.of({"x": bits.view(np.float32)}).take(jnp.arange(4)[::-1])["x"]
-    np.testing.assert_array_equal(np.asarray(found).view(np.uint32), bits[::-1])
-
-
 def test_packed_rows_may_be_split_over_devices_and_compile_once():
     rows, calls = PackedRows.of(table(6)), []
 

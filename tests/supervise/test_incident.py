@@ -45,11 +45,6 @@ def test_incident_that_is_written_is_read_back(tmp_path: Path) -> None:
     assert list(found.part("before")) == ["pipeline_state/q", "info/key"]
 
 
-def test_incident_contains_no_pickle(tmp_path: Path) -> None:
-    with np.load(written(tmp_path) / "arrays.npz", allow_pickle=False) as arrays:
-        assert {name: arrays[name].dtype.kind for name in arrays} == dict(zip(ARRAYS, "fufff", strict=True))
-
-
 def test_max_mb_leaves_out_the_largest_arrays_and_recomputable_ones_first(tmp_path: Path) -> None:
     assert read(written(tmp_path / "all")).facts["left_out"] == []
     some = read(written(tmp_path / "some", max_mb=1e-4))
@@ -149,16 +144,6 @@ def test_one_incident_per_window_is_saved() -> None:
     caught.count, caught.last = 1, 5
     assert [at for at in range(5, 30) if own.wanted(at)] == list(range(15, 30))
     assert [at for at in range(5, 30) if own.opens_after(at)] == [14]
-
-
-def test_window_of_one_saves_an_incident_in_every_iteration() -> None:
-    own, _ = incidents(IncidentMemory(1, 5), window=1)
-    assert own.wanted(6) and own.opens_after(5)
-
-
-def test_no_incident_is_saved_beyond_keep() -> None:
-    own, _ = incidents(IncidentMemory(3, 5), window=2, keep=3)
-    assert not any(own.wanted(at) or own.opens_after(at) for at in range(5, 20))
 
 
 def test_incident_facts_are_plain_json() -> None:

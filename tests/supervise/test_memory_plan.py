@@ -12,7 +12,7 @@ from rlstable.config import Config
 from rlstable.device.seed_devices import SeedDevices
 from rlstable.supervise import memory
 from rlstable.supervise.memory import Footprint
-from rlstable.supervise.memory_plan import LEVERS, MemoryPlan, MemoryPlanner, OutOfMemory, is_out_of_memory, smaller
+from rlstable.supervise.memory_plan import MemoryPlan, MemoryPlanner, OutOfMemory, is_out_of_memory, smaller
 
 GIB = 2**30
 
@@ -53,12 +53,6 @@ def test_lever_takes_the_next_smaller_size(
         # The steps per iteration do not change, and earlier parts of the plan stay.
         assert planned.env_steps_per_iteration == config().env_steps_per_iteration
         assert all(getattr(found, name) == value for name, value in plan.items() if name != lever)
-
-
-def test_plan_is_printed_as_its_differences_from_the_configuration() -> None:
-    assert str(MemoryPlan()) == "as configured"
-    assert str(MemoryPlan(4, None, 32)) == "gradient_accumulation 4, num_envs 32"
-    assert MemoryPlan().of(config()) == config()
 
 
 def program(peak: float, seed_devices: SeedDevices | None = None) -> Any:
@@ -125,10 +119,6 @@ def test_adapt_off_ignores_the_estimate_and_fails_on_out_of_memory(told: list[An
     assert own.fits(own.needed(program(2.0)))
     with pytest.raises(OutOfMemory, match=r"set supervise\.memory\.adapt=true"):
         own.smaller(MemoryPlan(), None)
-
-
-def test_every_field_of_a_plan_is_a_lever() -> None:
-    assert set(LEVERS) == set(MemoryPlan.__dataclass_fields__)
 
 
 def test_out_of_memory_errors_are_recognised() -> None:

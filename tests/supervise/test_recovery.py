@@ -118,13 +118,6 @@ def test_remedies_are_taken_back_one_by_one_and_the_latest_first() -> None:
     assert remedy_of(own.plan("storm", 50)) == "scale_learning_rate 0.5"
 
 
-def test_only_healthy_iterations_in_a_row_take_back_a_remedy() -> None:
-    own = recovery(relax_after=3)
-    own.plan("storm", 0), own.plan("storm", 0)
-    assert [own.healthy(good) for good in (True, True, False, True, True)] == [None] * 5
-    assert own.healthy(True) is not None
-
-
 def test_remedy_taken_back_too_early_comes_first_and_stays_longer() -> None:
     """Flapping: a remedy that is needed all the time is taken back after 2, 4, 8, ... iterations."""
     own = recovery(relax_after=2, attempts=100, remedies=[{"scale_learning_rate": 0.5}, "fresh_resets"])
@@ -162,15 +155,6 @@ def test_resumed_recovery_decides_like_the_uninterrupted_one(history: list[bool 
     second = recovery(Attempts(**saved), **fields)
     assert found + go(second, history[cut:], cut) == expected
     assert second.attempts == whole.attempts
-
-
-@given(st.lists(st.one_of(st.just(None), st.booleans()), max_size=200))
-def test_no_window_has_more_attempts_than_allowed(history: list[bool | None]) -> None:
-    own = recovery(window=30, relax_after=2)
-    made = [
-        at for at, good in enumerate(history) if (own.plan("x", at) if good is None else own.healthy(good) and None)
-    ]
-    assert all(sum(at <= other < at + 30 for other in made) <= 4 for at in made)
 
 
 @pytest.mark.parametrize(

@@ -104,24 +104,11 @@ def test_a_fall_by_half_is_suspected_within_as_many_looks_as_the_docs_state(
         assert found is not None and at < found <= at + within, seed
 
 
-def test_negative_returns_that_fall_are_suspected_like_positive_ones() -> None:
-    looks = -1000.0 * (1.0 - curve(100, 10.0)) - 50.0
-    looks[60:] -= 500.0
-    found = first_suspicion(looks + np.random.default_rng(0).normal(size=100))
-    assert found is not None and 60 < found <= 66
-
-
 def test_a_return_that_begins_good_and_becomes_worse_than_the_start_is_suspected() -> None:
     looks = np.full(80, 300.0) + np.random.default_rng(0).normal(size=80)
     looks[40:] = 100.0
     found = first_suspicion(looks)
     assert found is not None and 40 < found <= 46
-
-
-def test_a_return_that_falls_from_its_first_look_has_no_gain_to_lose() -> None:
-    track = Track()
-    assert first_suspicion(np.linspace(100.0, 90.0, 5), track) is None
-    assert track.gain == 0.0 and track.noise([]) > 0.0
 
 
 def test_a_level_is_best_only_if_its_latest_look_is_no_fall() -> None:
@@ -178,39 +165,12 @@ def test_equally_good_policies_are_called_worse_once_in_1000_comparisons_at_most
         assert found <= 12, pairs  # 5 are expected
 
 
-def test_an_unclear_comparison_keeps_the_level_and_asks_again_later() -> None:
-    own = watch()
-    own.memory.training = Track(start=0.0, best=100.0, lower_bound=90.0, evidence=SUSPICION, recent=[10.0] * 5)
-    assert own.suspects
-    own.reset_test()
-    assert not own.suspects
-    assert (own.memory.training.best, own.memory.training.lower_bound) == (100.0, 90.0)
-
-
 def test_little_is_tolerated_at_the_end_of_a_run() -> None:
     own = watch(tolerance=0.5)
     best, now = 100.0 + NOISE, 70.0 + NOISE[::-1]
     assert own.is_worse(best, now) is False
     assert own.is_worse(best, now, at_the_end=True) is True
     assert own.is_worse(best, 85.0 + NOISE[::-1], at_the_end=True) is False
-
-
-def test_a_policy_that_fails_in_seven_of_16_episodes_gives_way_at_the_end_of_a_run() -> None:
-    """3.4 standard errors of 16 pairs are too few for a rollback in the middle of a run, which needs 3.7."""
-    own = watch(start=70.0)
-    best, now = np.full(16, 1000.0), np.where(np.arange(16) < 7, 12.0, 1000.0)
-    assert own.is_worse(best, now) is None
-    assert own.is_worse(best, now, at_the_end=True) is True
-    once = np.where(np.arange(16) < 1, 12.0, 1000.0)
-    assert own.is_worse(best, once, at_the_end=True) is False  # 6 % of the gain
-
-
-def test_negative_returns_are_compared_by_their_gain() -> None:
-    assert watch(start=-1000.0).is_worse(np.full(8, -100.0), np.full(8, -500.0))
-    assert not watch(start=-1000.0).is_worse(np.full(8, -100.0), np.full(8, -200.0))
-    # A policy no better than the start has gained nothing; a fall of a hundredth is no collapse all the same.
-    assert not watch(start=-100.0).is_worse(np.full(8, -100.0), np.full(8, -101.0))
-    assert watch(start=-100.0).is_worse(np.full(8, -100.0), np.full(8, -150.0))
 
 
 @pytest.mark.parametrize(("start", "best"), [(-1010.0, -1000.0), (-10.0, 0.0), (-1e-3, 1e-3), (1e6, 1e6 + 10.0)])
@@ -260,14 +220,6 @@ def test_training_does_not_replace_an_evaluated_best_state(evaluated: bool) -> N
     looks = [own.train(value, 1) for value in (90.0, 80.0, 40.0, 30.0, 20.0, 10.0, 95.0, 96.0, 97.0, 98.0, 99.0)]
     assert looks[4] is not evaluated
     assert looks[-1] is not evaluated  # however good training is
-
-
-def test_single_evaluation_at_the_end_is_measured_by_the_level_of_training() -> None:
-    own = watch()
-    own.evaluate(2.0)
-    assert not own.ends_below(2.0)  # nothing is known of training
-    own.memory.training.best = 1000.0
-    assert own.ends_below(2.0) and own.ends_below(None) and not own.ends_below(990.0)
 
 
 def test_early_peak_before_any_level_is_compared_at_the_end() -> None:
@@ -360,7 +312,3 @@ def test_a_watch_restored_from_json_decides_as_the_whole_one(cut: int) -> None:
     assert second.memory == whole.memory
     assert go(second, looks[cut:]) == go(whole, looks[cut:])
     assert second.memory == whole.memory and second.suspects == whole.suspects
-
-
-def test_a_checkpoint_without_a_watch_begins_one() -> None:
-    assert WatchMemory.of({}) == WatchMemory()
