@@ -16,7 +16,7 @@ _MOST_LINES = 12  # of the tooltip of merged marks
 # Lanes of events in order: name, kinds, style.
 _LANES = (
     ("rollbacks", ("rolled_back", "remedy_taken_back"), "bad"),
-    ("precision", ("precision_changed", "precision_not_delivered"), "warn"),
+    ("precision", ("precision_changed",), "warn"),
     ("memory", ("memory_planned", "memory_tight", "evaluation_divided"), "warn"),
     ("evaluations", ("evaluation_void", "evaluation_slow"), "bad"),
     ("incidents", ("incident", "incident_failed"), "bad"),
