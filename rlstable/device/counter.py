@@ -71,25 +71,31 @@ class WideCounter:
     __radd__ = __add__
 
     def __eq__(self, x: Any) -> jax.Array:  # type: ignore[override]
-        hi, lo = _words(x)
-        return (self.hi == hi) & (self.lo == lo)
+        return self._order(x) == 0
 
     def __ne__(self, x: Any) -> jax.Array:  # type: ignore[override]
-        return ~(self == x)
+        return self._order(x) != 0
 
     def __lt__(self, x: Any) -> jax.Array:
-        hi, lo = _words(x)
-        return (self.hi < hi) | ((self.hi == hi) & (self.lo < lo))
-
-    def __gt__(self, x: Any) -> jax.Array:
-        hi, lo = _words(x)
-        return (self.hi > hi) | ((self.hi == hi) & (self.lo > lo))
+        return self._order(x) < 0
 
     def __le__(self, x: Any) -> jax.Array:
-        return ~(self > x)
+        return self._order(x) <= 0
+
+    def __gt__(self, x: Any) -> jax.Array:
+        return self._order(x) > 0
 
     def __ge__(self, x: Any) -> jax.Array:
-        return ~(self < x)
+        return self._order(x) >= 0
+
+    def _order(self, x: Any) -> jax.Array:
+        """-1, 0 or 1: this count is below, at or above `x`. XLA rounds other numbers differently if this changes."""
+        hi, lo = _words(x)
+        below_zero = np.int8(0) if isinstance(x, WideCounter | int | np.integer) else -(x < 0).astype(np.int8)
+        higher = jnp.where(self.hi == hi, self.lo > lo, self.hi > hi)
+        equal = (self.hi == hi) & (self.lo == lo)
+        order = jnp.where(equal, np.int8(0), jnp.where(higher, np.int8(1), np.int8(-1)))
+        return jnp.where(below_zero == 0, order, -below_zero)
 
     def to_float(self) -> jax.Array:
         """The count as float32, with a relative error of at most 1e-6."""
