@@ -44,7 +44,7 @@ _IRRELEVANT_KEYS: dict[str, Any] = {
         "max_wall_time": True,
         "memory": {"limit_gib"},
         "recovery": {"every", "attempts", "window", "relax_after"},
-        "ladder": True,
+        "ladder": {"matmul"},
         "incident": {"window", "keep", "max_mb"},
     },
 }
