@@ -240,7 +240,7 @@ def test_reward_that_drops_by_half_is_no_collapse_of_the_policy(tmp_path: Path) 
     (told,) = events(tmp_path, "return_fall_refuted")
     assert START + 4 <= told["step"] // ITERATION <= START + 10
     assert not events(tmp_path, "return_collapsed", "rolled_back", "guard_tripped")
-    assert (runner.single.host.watch.refuted, runner.single.host.watch.collapses) == (1, 0)
+    assert runner.single.host.watch.collapses == 0
 
 
 @pytest.mark.parametrize("off", ["guards", "supervise"])
