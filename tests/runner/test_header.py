@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from toys import tiny_config
 
-from rlstable.io import sinks
+from rlstable.io import services
 from rlstable.runner.header import header
 from rlstable.runner.loop import TrainingLoop
 
@@ -47,7 +47,7 @@ def test_header_names_the_folder_and_the_command_of_tensorboard_and_wandb(
         return types.SimpleNamespace(id="x", step=0, url=address, log=lambda *_, **__: None, finish=lambda: None)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sinks, "_start_wandb", start)
+    monkeypatch.setattr(services, "_start_wandb", start)
     address = None
     shown = rows(tmp_path / "a run", logging={"tensorboard": True, "wandb": {"mode": "offline"}})
     assert shown["tensorboard"] == "tensorboard --logdir 'a run/tensorboard'"
