@@ -38,7 +38,7 @@ class Point:
         delay: int = 1,  # steps between rewards, which are summed
         limit: float | None = None,  # position beyond which the episode ends
         unstable: float = 0.0,  # growth of the position per step
-        nan: float = 0.0,  # probability per step that the velocity becomes NaN
+        nan_share: float = 0.0,  # probability per step that the velocity becomes NaN
         strength: float = 1.0,  # factor of the action
         stops: bool = False,  # whether the episode ends at the goal
         harder: int | None = None,  # steps, over all episodes, after which actions have half the effect
@@ -67,7 +67,7 @@ class Point:
         if self.harder is not None:
             force = jnp.where(age > self.harder, 0.5, 1.0) * force
         velocity = 0.9 * state.pipeline_state.qd + 0.1 * force + self.unstable * state.pipeline_state.q
-        velocity = jnp.where(jax.random.bernoulli(keys[1], self.nan), jnp.nan, velocity)
+        velocity = jnp.where(jax.random.bernoulli(keys[1], self.nan_share), jnp.nan, velocity)
         physics = Physics(state.pipeline_state.q + 0.1 * velocity, velocity)
         error = jnp.mean(jnp.abs(physics.q - command))
         earned = _REWARDS[self.reward](error, action, age) + self.reward_noise * jax.random.normal(keys[2])
@@ -159,5 +159,5 @@ CASES = {
     "stricter": Case("a reward that becomes stricter with the age", {"reward": "stricter"}),
     "weaker": Case("motors at half strength after 2,000 steps", {"harder": 2000}, eval_kwargs={"harder": 0}),
     "blind": Case("no velocities in the observation", {"blind": True}),
-    "nan": Case("one velocity of 5,000 is NaN", {"nan": 0.0002}),
+    "nan": Case("one velocity of 5,000 is NaN", {"nan_share": 0.0002}),
 }  # fmt: skip
