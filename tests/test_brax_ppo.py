@@ -300,8 +300,8 @@ def test_evaluation_that_a_state_guard_prevents_is_a_call_with_nan(tmp_path: Pat
     [
         ({"overrides": ["seeds=2", "devices=1"]}, r"^seeds: ppo\.train trains one seed"),
         ({"eval_env": PointMass()}, r"^eval_env: has observations \(4,\) and 2 actions, environment has \(2,\) and 1"),
-        ({"overrides": ["env.backend=mjx"]}, r"^env\.backend: cannot change an environment object"),
-        ({"overrides": ["env.kwargs={a: 1}"]}, r"^env\.kwargs: cannot change an environment object"),
+        ({"overrides": ["env.backend=mjx"]}, r"^env\.backend: must be null: an environment object cannot be changed"),
+        ({"overrides": ["env.kwargs={a: 1}"]}, r"^env\.kwargs: must be null: an environment object cannot be changed"),
         ({"overrides": ["eval.randomize=true"]}, r"^eval\.env_kwargs: must be null and eval\.randomize false"),
     ],
 )  # fmt: skip

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Lines of Python per folder of the package; "" is the top level. A larger number needs an entry in docs/decisions.md.
+# Lines of Python per folder of the package; "" is the top level. Lower a number after a deletion; a larger number needs
+# an entry in docs/decisions.md.
 PACKAGE = {
-    "": 800, "cli": 1150, "compilation": 1250, "config": 1510, "device": 1630, "doctor": 1550, "envs": 2790,
-    "export": 500, "faults": 460, "guards": 1130, "io": 3800, "policy": 1320, "ppo": 3220, "render": 1460,
-    "replay": 1110, "report": 2260, "runner": 5100, "supervise": 3300,
+    "": 700, "cli": 850, "compilation": 1060, "config": 1330, "device": 1150, "doctor": 960, "envs": 2380,
+    "export": 460, "faults": 430, "guards": 1020, "io": 2820, "policy": 1110, "ppo": 3220, "render": 1020,
+    "replay": 510, "report": 1510, "runner": 4880, "supervise": 2310,
 }  # fmt: skip
-OTHERS = {"scripts": 5700, "tests": 39_500}
-DOCS = 5300  # lines of Markdown
+OTHERS = {"scripts": 3300, "tests": 32800}
+DOCS = 4350  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:

@@ -145,8 +145,8 @@ def test_default_limiters_are_idle_and_limiters_that_are_off_report_nothing(
     assert idle == {
         f"limiters/{name}/active": 0.0
         for name in (
-            "observation", "observation_outlier", "advantage_std", "log_ratio", "policy_std", "kl", "gradient_norm",
-            "update_norm", "normalizer",
+            "observation", "observation_outlier", "observation_shift", "advantage_std", "log_ratio", "policy_std",
+            "kl", "gradient_norm", "update_norm", "normalizer",
         )
     }  # fmt: skip
     row = TrainingLoop(quick(guards={"limiters": LIMITERS_OFF}, eval={"num_evals": 0}), tmp_path).run().history[-1]
@@ -552,7 +552,7 @@ def test_run_whose_last_state_is_not_finite_saves_nothing_and_does_not_complete(
 
 def test_reset_that_is_never_clean_is_an_error_without_guards_too(tmp_path: Path) -> None:
     config = quick(guards=GUARDS_OFF, env={"name": "toys:PointMass", "kwargs": {"bad_resets": 1.0}})
-    with pytest.raises(ConfigError, match="its observation is not finite"):
+    with pytest.raises(ConfigError, match=r"obs\[0\] is not finite"):
         TrainingLoop(config, tmp_path)
 
 

@@ -69,10 +69,6 @@ BAD_INPUT = {
     "no such module": (["env=import", "env.name=nowhere:Env"], "env.name: no module 'nowhere'"),
     "arguments it does not take": ([*TINY, "env.kwargs={colour: red}"], "env.kwargs: toys:PointMass cannot be built"),
     "a reset that is never clean": ([*TINY, "env.kwargs={bad_resets: 1.0}"], "env.name: none of 80 resets"),
-    "a batch beyond all memory": (
-        [*TINY, "ppo.num_envs=1000000", "ppo.batch_size=1000000", "ppo.unroll_length=1000000"],
-        "ppo.batch_size: one iteration is 2,000,000,000,000 environment steps (ppo.batch_size * ppo.num_minibatches * ",
-    ),
     "seeds on several devices": (
         [*TINY, "devices=2", "seeds=3"],
         "devices: 2 devices cannot train equally many of 3 seeds; allowed here: 1, or null for the most that ",

@@ -117,5 +117,7 @@ class Resets:
                     index = int(beyond.argmax())
                     least, most = numbers[:, index].min(), numbers[:, index].max()
                     place = f"{what}{jax.tree_util.keystr(path)}" + (f"[{index}]" if leaf.ndim > 1 else "")
+                    if not np.isfinite(numbers[:, index]).all():
+                        return f"{place} is not finite"
                     return f"{place} is {least:g} to {most:g}, beyond guards.quarantine.{key}={limit:g}"
         return "another part of its state is not finite, or beyond guards.quarantine.max_other_norm"

@@ -311,7 +311,7 @@ OUTSIDE_THE_KEY: dict[str, Any] = {
         "max_wall_time": 700.0,
         "memory": {"limit_gib": 0.5},
         "recovery": {"enabled": False, "every": 3, "attempts": 2, "window": 70, "relax_after": 7},
-        "ladder": {"enabled": False, "matmul": ["x64"]},
+        "ladder": {"matmul": ["x64"]},
         "incident": {"enabled": False, "window": 7, "keep": 7, "max_mb": 7.0},
     },
 }

@@ -124,8 +124,8 @@ OURS = ("rlstable.io.run_folder:write_atomically", {"path": "called", "content":
     [
         (STDLIB, False, "env.name=os:system, and another user owns"),
         (STDLIB, True, "is in Python's standard library"),
-        (OURS, False, "functions of rlstable are not called"),
-        (OURS, True, "functions of rlstable are not called"),
+        (OURS, False, "is not called"),
+        (OURS, True, "is not called"),
     ],
 )
 @pytest.mark.parametrize("command", COMMANDS)

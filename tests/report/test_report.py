@@ -223,7 +223,7 @@ def test_report_counts_trips_across_rollbacks(tmp_path: Path) -> None:
             "out: {run}/config.yaml exists and is not a page; choose a name that ends",
         ),
         (["run={run}", "out=" + "x" * 300], "File name too long"),
-        (["run={run}", "out=/proc/report.html"], "/proc/.report.html.part: No such file or directory"),
+        (["run={run}", "out=/proc/report.html"], ".part: No such file or directory"),
         (["run={run}", "colour=red"], "colour: unknown key"),
     ],
 )

@@ -734,7 +734,7 @@ def test_no_seed_is_saved_ahead_of_the_rows_of_the_fleet(tmp_path: Path, monkeyp
     log, save = JsonLines.log, Checkpoints.save
 
     def slowly(self: JsonLines, *args: Any) -> None:
-        of_all = Path(self._metrics._file.name).parent == tmp_path
+        of_all = self._metrics._path.parent == tmp_path
         time.sleep(0.2 * of_all)
         log(self, *args)
 

@@ -21,7 +21,7 @@ from rlstable.runner.resume import resume
     ("change", "why"),
     [
         (lambda saved: saved.update(more=1), "HostState differs in more"),
-        (lambda saved: saved.pop("idle"), "HostState differs in idle"),
+        (lambda saved: saved.pop("episodes"), "HostState differs in episodes"),
         (lambda saved: saved["tally"].pop("void"), "Tally differs in void"),
         (lambda saved: saved["watch"].update(more=1), "more"),
         (lambda saved: saved.update(plan=[]), "list"),
