@@ -74,7 +74,7 @@ def sitting_of(args: Namespace, rows: Sequence[Row], kind: str) -> str:
     names = [row["sitting"] for row in results.matching(rows, kind=kind) if row.get("sitting")]
     if names and not args.new:
         return str(max(names))
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 def expected(rows: Sequence[Row], leg: Leg, kind: str) -> float:
