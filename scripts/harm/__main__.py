@@ -85,8 +85,9 @@ def compare(rows: Sequence[Row], name: str) -> dict[str, Any] | None:
     gain = max(abs(off.mean() - idle), 0.02 * abs(off.mean()), 1e-12)
     count = min(off.size, default.size)
     difference = statistics.estimate((default[:count] - off[:count]) / gain)
+    lost = {f"lost_{side}": sum(value is None for row in by[side] for value in row["returns"]) for side in SIDES}
     return {
-        "idle": idle, "off": off, "default": default, "difference": difference,
+        **lost, "idle": idle, "off": off, "default": default, "difference": difference,
         **{name: sum(row[name] for row in by["default"]) for name in ("rollbacks", "trips")},
     }  # fmt: skip
 
@@ -102,6 +103,11 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
         interval = f"{100 * share.value:+.0f} % [{100 * share.low:+.0f}, {100 * share.high:+.0f}]"
         shown = (found["idle"], off.mean(), off.min(), default.mean(), default.min())
         numbers = [f"{value:,.4g}" for value in shown]
+        for place, side in ((1, "off"), (3, "default")):
+            if found[f"lost_{side}"]:
+                numbers[place] = f"{found[f'lost_{side}']} seeds lost"
+        if found["lost_off"] == off.size:
+            interval = "no return without guards"
         lines.append([name, case.text, str(found["off"].size), *numbers, interval,
                       f"{found['trips']} / {found['rollbacks']}"])  # fmt: skip
     header = ["case", "environment", "seeds", "action 0", "off", "off, least", "default", "default, least",
@@ -114,7 +120,7 @@ _TEXT = f"""# Default guards beside none, on {len(CASES)} small environments
 No guard or limiter may cost return. `make harm` trains each environment of `scripts/harm/environments.py` with
 `guards=default` and with `guards=off`, {STEPS:,} steps, eight seeds in one program, and evaluates the last policy, not
 the best one. *Difference* is the gain of return with guards over the gain without, paired by seed; a case whose whole
-interval is below -{100 * ALLOWED:.0f} % is a defect.
+interval is below -{100 * ALLOWED:.0f} % is a defect. A lost seed, whose policy is not finite, counts as the action 0.
 
 """
 
