@@ -14,8 +14,8 @@ PACKAGE = {
     "export": 460, "faults": 430, "guards": 1020, "io": 2820, "policy": 1110, "ppo": 3220, "render": 1020,
     "replay": 510, "report": 1510, "runner": 4880, "supervise": 2310,
 }  # fmt: skip
-OTHERS = {"scripts": 3300, "tests": 32800}
-DOCS = 4350  # lines of Markdown
+OTHERS = {"scripts": 3350, "tests": 32800}
+DOCS = 4400  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:
