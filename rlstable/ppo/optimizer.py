@@ -15,6 +15,7 @@ from rlstable.config.run import LossScaleConfig
 from rlstable.device.counter import WideCounter
 from rlstable.device.trees import PyTree
 from rlstable.guards import limiters
+from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.state import Tuning
 
 CRITIC_RATE = 1e-3  # the KL limiter never slows the critic below this rate, or below a lower configured rate
@@ -82,6 +83,7 @@ class Optimizer:
         params: PyTree,
         rates: Rates,
         clip_scale: jax.Array | None = None,
+        layout: ParamFlattener | None = None,
     ) -> Candidate:
         """Computes parameters and optimizer state after an update.
 
@@ -92,16 +94,21 @@ class Optimizer:
             params: Parameters before the update.
             rates: Learning rates; if both are the same array, the update is computed with one rate.
             clip_scale: Factor on the bounds of gradient and update; None for 1.
+            layout: Layout of gradients, moments and parameters that are vectors; None for trees.
         """
         activity = {}
         scale = 1.0 if clip_scale is None else clip_scale
         if self.limits.gradient_block is not None:
-            gradients, activity["gradient_block"] = _clip_blocks(gradients, params, self.limits.gradient_block)
+            split = (lambda x: x) if layout is None else layout.split
+            gradients, activity["gradient_block"] = _clip_blocks(
+                split(gradients), split(params), self.limits.gradient_block
+            )
+            gradients = gradients if layout is None else layout.join(gradients)
             gradient_norm = optax.global_norm(gradients)
         if self.max_norm is not None:
             activity["gradient_norm"] = limiters.beyond(gradient_norm, self.max_norm * scale)
         direction, new_state = self._transform(scale).update(gradients, opt_state, params)
-        update = _scaled(direction, rates)
+        update = _scaled(direction, rates, layout)
         norm, parameter_norm = optax.global_norm(update), optax.global_norm(params)
         if self.limits.update_norm is not None:
             bound = self.limits.update_norm * scale * jnp.maximum(parameter_norm, 1.0)
@@ -159,10 +166,12 @@ class Optimizer:
         return optax.join_schedules([warmup, main], [config.learning_rate_warmup])
 
 
-def _scaled(direction: PyTree, rates: Rates) -> PyTree:
-    """The update along a direction, a tree `{"policy", "value"}`."""
+def _scaled(direction: PyTree, rates: Rates, layout: ParamFlattener | None) -> PyTree:
+    """The update along a direction, a tree `{"policy", "value"}` or a vector with a layout."""
     if rates.policy is rates.value:
         return jax.tree.map(lambda d: -rates.policy * d, direction)
+    if layout is not None and layout.joined:
+        return -layout.per_network({"policy": rates.policy, "value": rates.value}) * direction
     return {
         name: jax.tree.map(lambda d, rate=rate: -rate * d, direction[name])
         for name, rate in (("policy", rates.policy), ("value", rates.value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, both, fold, select
 from rlstable.guards.update import UpdateContext
 from rlstable.ppo import kl_limiter
+from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.networks import Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Candidate, Optimizer, Rates, adapt_loss_scale, adapt_to_kl
@@ -120,10 +122,15 @@ class SGD:
     ) -> SGDCarry:
         """Runs all epochs over one batch."""
         skipped = None if self.config.guards.limiters.kl is None else jnp.zeros((), jnp.int32)
-        carry = SGDCarry(self.start(state), state.tuning, guard_state, key, skipped)
+        layout = ParamFlattener.of(state.params)
+        start = self.start(state)
+        start = start._replace(
+            params=layout.join(start.params), opt_state=layout.join_subtrees(start.opt_state)
+        )  # fmt: skip
+        carry = SGDCarry(start, state.tuning, guard_state, key, skipped)
         rows = batch.collected.log_prob.shape[0] // self.config.ppo.num_minibatches
         # `jax.jit` makes `eval_shape` and the loop share one trace.
-        traced_once = jax.jit(lambda *args: self.step(*args), inline=True)
+        traced_once = jax.jit(functools.partial(self.step, layout=layout), inline=True)
 
         def step(carry: SGDCarry, minibatch: Minibatch) -> tuple[SGDCarry, PackedDict]:
             return traced_once(statistics, state.counters, carry, minibatch)
@@ -139,7 +146,11 @@ class SGD:
             (carry, fallback),
             length=self.config.ppo.num_updates_per_batch,
         )
-        return carry
+        progress = carry.progress._replace(
+            params=layout.split(carry.progress.params),
+            opt_state=layout.split_subtrees(carry.progress.opt_state, state.opt_state),
+        )
+        return carry._replace(progress=progress)
 
     def _epoch(
         self,
@@ -177,7 +188,12 @@ class SGD:
         return after._replace(progress=progress, key=key), fallback
 
     def step(
-        self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch
+        self,
+        statistics: Statistics,
+        counters: Counters,
+        carry: SGDCarry,
+        minibatch: Minibatch,
+        layout: ParamFlattener | None = None,
     ) -> tuple[SGDCarry, PackedDict]:
         """Computes a candidate update, and applies it unless a guard or the KL limiter rejects it.
 
@@ -186,7 +202,7 @@ class SGD:
             because its metrics may be NaN.
         """
         progress = carry.progress
-        proposal = self._propose(statistics, counters, carry, minibatch)
+        proposal = self._propose(statistics, counters, carry, minibatch, layout)
         candidate, metrics, expected_rejection = proposal.candidate, proposal.metrics, proposal.expected_rejection
         context = UpdateContext(
             (candidate.params, candidate.opt_state),
@@ -216,16 +232,25 @@ class SGD:
         )
         return SGDCarry(progress, tuning, guard_state, carry.key, skipped), packed
 
-    def _propose(self, statistics: Statistics, counters: Counters, carry: SGDCarry, minibatch: Minibatch) -> _Proposal:
+    def _propose(
+        self,
+        statistics: Statistics,
+        counters: Counters,
+        carry: SGDCarry,
+        minibatch: Minibatch,
+        layout: ParamFlattener | None,
+    ) -> _Proposal:
         """Computes the candidate update of a minibatch, and the tuning after the minibatch."""
         tuning, valid = carry.tuning, minibatch.collected.valid
         before = carry.progress
-        gradients, metrics = self.gradient(before.params, statistics, minibatch, masked.share(valid), tuning)
+        params = before.params if layout is None else layout.split(before.params)
+        gradients, metrics = self.gradient(params, statistics, minibatch, masked.share(valid), tuning)
         if self.optimizer.separate_rates:
             # While the policy is held, Adam's moments must not accumulate gradients: the first step after the hold
             # would be too long.
             held = tuning.policy_hold > 0
             gradients = {**gradients, "policy": jax.tree.map(lambda g: jnp.where(held, 0.0, g), gradients["policy"])}
+        gradients = gradients if layout is None else layout.join(gradients)
         norm = optax.global_norm(gradients)
 
         usable: Mask = masked.any_valid(valid)
@@ -243,7 +268,9 @@ class SGD:
         env_steps = counters.env_steps + self.config.env_steps_per_iteration
         rates = self.optimizer.rates(tuning, env_steps)
         clip_scale = tuning.clip_scale if self.config.may_tighten_clipping else None
-        candidate = self.optimizer.candidate(gradients, norm, before.opt_state, before.params, rates, clip_scale)
+        candidate = self.optimizer.candidate(
+            gradients, norm, before.opt_state, before.params, rates, clip_scale, layout
+        )
         return _Proposal(candidate, norm, rates, tuning, usable, expected_rejection, metrics)
 
     def _metrics(self, proposal: _Proposal, tuning: Tuning) -> dict[str, jax.Array]:

@@ -276,5 +276,5 @@ def test_training_loop_copies_no_large_arrays() -> None:
     found = copies_in_loops(assembly.compiled(state).executable.as_text())
     copied = {depth: sum(sizes) / parameters for depth, sizes in found.items()}
     assert copied.get(1, 0.0) <= 12.5, copied
-    assert copied.get(2, 0.0) <= 7.0, copied
+    assert copied.get(2, 0.0) <= 7.5, copied
     assert sum(share for depth, share in copied.items() if depth > 2) < 0.05, copied  # a step of SGD

@@ -16,6 +16,7 @@ from rlstable.device import sharding
 from rlstable.envs.vector import pool_of
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import SPECS
 
@@ -91,6 +92,7 @@ def reference(state, config, env, networks):
         entropy_loss = -config.entropy_cost * jnp.mean(policy.entropy(noise))
         return policy_loss + value_loss + entropy_loss
 
+    layout = ParamFlattener.of(state.params)  # one vector, as in our PPO
     optimizer = optax.chain(optax.scale_by_adam(eps=config.optimizer.eps))
 
     def update(carry, rows):
@@ -99,7 +101,7 @@ def reference(state, config, env, networks):
         *minibatch, last = [x[rows] for x in data]
         minibatch = [jnp.swapaxes(x, 0, 1) for x in minibatch] + [last]
         noise = jax.random.normal(key_noise, minibatch[1].shape)
-        gradient = jax.grad(loss)(params, minibatch, noise)
+        gradient = layout.join(jax.grad(loss)(layout.split(params), minibatch, noise))
         direction, opt_state = optimizer.update(gradient, opt_state, params)
         rate = state.tuning.learning_rate * state.tuning.learning_rate_scale
         params = optax.apply_updates(params, jax.tree.map(lambda d: -rate * d, direction))
@@ -115,10 +117,11 @@ def reference(state, config, env, networks):
 
     (params, opt_state, _), _ = jax.lax.scan(
         epoch,
-        (state.params, state.opt_state, key_sgd),
+        (layout.join(state.params), layout.join_subtrees(state.opt_state), key_sgd),
         None,
         length=config.num_updates_per_batch,
     )
+    params, opt_state = layout.split(params), layout.split_subtrees(opt_state, state.opt_state)
     return params, opt_state, statistics, env_state, state.tuning, key
 
 

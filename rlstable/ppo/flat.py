@@ -1,0 +1,78 @@
+"""Joins parameters into one vector while SGD runs, if that is faster.
+
+On a vector an Adam step, a norm, a guard's check and a select are one operation each, for any number of layers. That
+means fewer kernels to compile and to launch. On a CPU launches are cheap and kernels of different layers run in
+parallel, so only small networks are joined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from rlstable.device.trees import PyTree
+
+# Number of parameters. On a CPU two networks with layers 64, 64 run 3 % faster if joined, with 128, 128 3 % slower.
+_MAX_SIZE_ON_CPU = 2**14
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamFlattener:
+    """Joins the arrays of a parameter tree into one vector and splits the vector again.
+
+    Attributes:
+        structure: Tree structure of the parameters.
+        shapes: Shapes of the arrays, in the order of the leaves.
+        joined: Whether parameters are joined; if False, `join` and `split` return their argument.
+    """
+
+    structure: jax.tree_util.PyTreeDef
+    shapes: tuple[tuple[int, ...], ...]
+    joined: bool = True
+
+    @classmethod
+    def of(cls, params: PyTree) -> ParamFlattener:
+        """The fastest layout on this device, for parameters that all have one type."""
+        leaves, structure = jax.tree.flatten(params)
+        shapes = tuple(x.shape for x in leaves)
+        small = sum(map(math.prod, shapes)) <= _MAX_SIZE_ON_CPU
+        return cls(structure, shapes, small or jax.default_backend() != "cpu")
+
+    def join(self, params: PyTree) -> PyTree:
+        """Joins parameters, or a tree with the same structure, into a vector `[n]`."""
+        if not self.joined:
+            return params
+        return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(params)])
+
+    def split(self, vector: PyTree) -> PyTree:
+        """Splits a vector `[n]` into the parameter tree."""
+        if not self.joined:
+            return vector
+        parts = jax.lax.split(vector, [math.prod(shape) for shape in self.shapes])
+        return self.structure.unflatten([x.reshape(shape) for x, shape in zip(parts, self.shapes, strict=True)])
+
+    def per_network(self, parts: dict[str, jax.Array]) -> jax.Array:
+        """A vector `[n]` that repeats one number per network, by name, for each of the network's parameters."""
+        sizes = self.structure.unflatten([math.prod(shape) for shape in self.shapes])
+        counts = {name: sum(jax.tree.leaves(sizes[name])) for name in parts}
+        # With `jnp.where` on a CPU, runs with and without a supervisor would differ in the last bit (docs/lab_log.md).
+        return jnp.concatenate([jnp.broadcast_to(parts[name], counts[name]) for name in sorted(parts)])
+
+    def join_subtrees(self, tree: PyTree) -> PyTree:
+        """Joins every subtree that has the structure of the parameters, for example Adam's moments."""
+        return jax.tree.map(lambda x: self.join(x) if self._fits(x) else x, tree, is_leaf=self._fits)
+
+    def split_subtrees(self, tree: PyTree, like: PyTree) -> PyTree:
+        """Inverse of `join_subtrees`.
+
+        Args:
+            tree: Result of `join_subtrees`.
+            like: A tree with the structure of the argument of `join_subtrees`.
+        """
+        return jax.tree.map(lambda old, x: self.split(x) if self._fits(old) else x, like, tree, is_leaf=self._fits)
+
+    def _fits(self, tree: PyTree) -> bool:
+        return bool(jax.tree.structure(tree) == self.structure)
