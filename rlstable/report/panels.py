@@ -37,7 +37,7 @@ PANELS = (
     Panel("Value loss", "", {"value loss": "training/v_loss"}, True),
     Panel("Policy loss", "", {"policy loss": "training/policy_loss"}),
     Panel("Entropy", "of the policy", {"entropy": "training/entropy"}),
-    Panel("Policy distance", "nats per iteration, of actions that the environment gets; 99th percentile dashed",
+    Panel("Policy distance", "nats per action element, of actions that the environment gets; 99th percentile dashed",
           {"mean": "training/policy_distance", "99th percentile": "training/policy_distance_p99"}, True),
     Panel("KL divergence", "as in Brax, of the Gaussians before the tanh; huge but harmless if actions are saturated",
           {"KL": "training/kl_mean"}, True),
