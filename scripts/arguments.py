@@ -1,24 +1,22 @@
 """Argument parsing shared by the commands in scripts/."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 
-def study_parser(doc: str | None, results: Path) -> argparse.ArgumentParser:
-    """Returns the parser of a command that adds rows to a file of results and writes the page beside the file."""
+def study_parser(doc: str | None, results: Path, **choices: Collection[str]) -> argparse.ArgumentParser:
+    """Returns the parser of a command that adds rows to a file of results and writes the page beside the file.
+
+    Each keyword is an option that selects some of its choices, by default all. The option can be repeated.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=results, help="file of the results; the page goes beside it")
     parser.add_argument("--page", action="store_true", help="write the page and train nothing")
+    for name, allowed in choices.items():
+        shown = None if len(allowed) < 6 else name.upper()
+        parser.add_argument(f"--{name}", action="append", choices=allowed, metavar=shown, help="default: all")
     return parser
-
-
-def add_choice(
-    parser: argparse.ArgumentParser, name: str, choices: Iterable[str], default: str = "all", **more: Any
-) -> None:
-    """Adds an option that selects some of the choices. The option can be repeated; `default` describes its default."""
-    parser.add_argument(name, action="append", choices=choices, help=f"can be repeated; default: {default}", **more)
 
 
 def whole(least: int) -> Callable[[str], int]:

@@ -7,7 +7,7 @@ python -m scripts.bench                                                     # th
 python -m scripts.bench --page                                              # the pages from the results
 
 Every finished process is a line of docs/bench.jsonl. A sitting is one machine in one go: it does not measure a line
-again that it has. The benchmark can be stopped at any time; nothing is started that would not end within --minutes.
+again that it has. The benchmark can be stopped at any time; a process that --minutes cuts off leaves no line.
 """
 
 import datetime
@@ -15,7 +15,6 @@ import functools
 import math
 import platform
 import signal
-import statistics
 import sys
 import time
 from argparse import Namespace
@@ -77,40 +76,24 @@ def sitting_of(args: Namespace, rows: Sequence[Row], kind: str) -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def expected(rows: Sequence[Row], leg: Leg, kind: str) -> float:
-    """Returns the seconds that a leg took before on a kind of device; 0 if unknown."""
-    fixed = {name: getattr(leg, name) for name in ("measure", "task", "side", "case", "warm")}
-    ran = [float(row.get("ran", 0.0)) for row in results.matching(rows, **fixed, kind=kind)]
-    return (2 if leg.warm else 1) * statistics.median(ran or [0.0])
-
-
 def run(args: Namespace, device: Row) -> tuple[list[str], list[str]]:
     """Measures what the sitting lacks, and returns what did not fit into the time and what failed."""
     results.check_writable(args.out)
     rows, kind, gpu = results.read(args.out), device["kind"], device["platform"] == "gpu"
     end = math.inf if args.minutes is None else time.monotonic() + 60 * args.minutes
-    sitting, left_out, failed, broken = sitting_of(args, rows, kind), [], [], set()
-    missing = []
-    for number, leg in asked_for(args, device["platform"] == "cpu"):
-        known = results.matching(rows, **identity(leg, kind), sitting=sitting, round=number)
-        if not any(page.is_whole(row, leg.limit) for row in known):
-            missing.append((number, leg))
-
-    def remaining() -> float:
-        return end - time.monotonic()
-
-    for number, leg in missing:
-        name = f"round {number}: {leg}"
+    sitting, failed, broken = sitting_of(args, rows, kind), [], set()
+    missing = [
+        (number, leg)
+        for number, leg in asked_for(args, device["platform"] == "cpu")
+        if not results.matching(rows, **identity(leg, kind), sitting=sitting, round=number)
+    ]
+    for index, (number, leg) in enumerate(missing):
         if broken & {leg.side, str(leg)}:
             continue
-        if remaining() <= expected(rows, leg, kind):
-            left_out.append(name)
-            continue
         try:
-            found = legs.run(leg, number, gpu, remaining)
+            found = legs.run(leg, number, gpu, end)
         except legs.OutOfTime:
-            left_out.append(name)
-            continue
+            return [f"round {number}: {leg}" for number, leg in missing[index:]], failed
         except ConfigError as error:
             failed.append(str(error))
             broken.add(str(leg) if leg.side == "ours" else leg.side)
@@ -120,14 +103,13 @@ def run(args: Namespace, device: Row) -> tuple[list[str], list[str]]:
         results.add(args.out, rows[-1:])
         page.write(rows, args.out.parent / "benchmarks.md", args.readme)
         shown = {key: value for key, value in found.items() if key not in ("curve", "limit", "trips")}
-        print(f"{name}: {', '.join(f'{key} {value}' for key, value in shown.items())}", flush=True)
-    return left_out, failed
+        print(f"round {number}: {leg}: {', '.join(f'{key} {value}' for key, value in shown.items())}", flush=True)
+    return [], failed
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments.study_parser(__doc__, Path("docs/bench.jsonl"))
-    for name, choices in (("--only", tasks.MEASURES), ("--task", tasks.TASKS), ("--side", tasks.SIDES)):
-        arguments.add_choice(parser, name, choices)
+    choices = {"only": tasks.MEASURES, "task": tasks.TASKS, "side": tasks.SIDES}
+    parser = arguments.study_parser(__doc__, Path("docs/bench.jsonl"), **choices)
     parser.add_argument("--rounds", type=arguments.whole(1), default=3, help="processes per side; default: 3")
     parser.add_argument("--minutes", type=float, help="time for all; default: no limit")
     parser.add_argument("--new", action="store_true", help="start a new sitting instead of continuing the newest")

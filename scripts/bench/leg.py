@@ -7,7 +7,8 @@ import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ _COLUMNS = {
 
 
 class OutOfTime(ConfigError):
-    """A process was stopped before it had measured anything."""
+    """The time for all measurements ended before a process did."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,27 +52,34 @@ class Leg:
         return json.dumps(self.settings) if isinstance(self.settings, Mapping) else " ".join(self.settings)
 
 
-def run(leg: Leg, seed: int, gpu: bool, remaining: Callable[[], float] = lambda: math.inf) -> Row:
+def run(leg: Leg, seed: int, gpu: bool, end: float = math.inf) -> Row:
     """Runs a leg until it ends or reaches its limit, and returns its measurements.
 
     A warm leg runs twice with one folder of compiled programs; the second process is measured.
+
+    Raises:
+        OutOfTime: The leg was still running at the time `end` of the monotonic clock.
     """
     with tempfile.TemporaryDirectory() as cache:
         if leg.warm:
-            _run(leg, seed, gpu, cache, remaining())
-        if remaining() <= 0:
-            raise OutOfTime(f"{leg}: no time is left after the run that compiles")
-        return _run(leg, seed, gpu, cache, remaining())
+            _run(leg, seed, gpu, cache, end)
+        return _run(leg, seed, gpu, cache, end)
 
 
-def _run(leg: Leg, seed: int, gpu: bool, cache: str, remaining: float) -> Row:
+def _run(leg: Leg, seed: int, gpu: bool, cache: str, end: float) -> Row:
+    remaining = end - time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder, limit = Path(name), min(leg.limit, remaining)
         outcome = watch(command_of(leg, seed, folder, gpu), environment(**caching(leg, cache)), folder, limit)
         common = {"limit": round(limit, 2), "ran": round(outcome.seconds, 2), "cpu": round(outcome.cpu, 2)}
-        if leg.measure == "guards":
-            return common | printed(leg, outcome)
         points = read_points(leg, folder)
+        reached = leg.threshold is not None and _first_at(points, leg.threshold) is not None
+        if outcome.code is None and not reached and (limit < leg.limit or leg.measure == "guards"):
+            raise OutOfTime(f"{leg} was stopped after {outcome.seconds:,.0f} s")
+        if leg.measure == "guards":
+            if outcome.code:
+                raise _error(leg, outcome)
+            return common | dict(json.loads(outcome.last_line))
         common |= {"ending": ending_of(leg, points, outcome, folder), "peak_mb": outcome.peak_mb}
     if leg.measure == "threshold":
         return common | threshold_result(points, leg.threshold or 0.0, outcome)
@@ -82,14 +90,8 @@ def command_of(leg: Leg, seed: int, folder: Path, gpu: bool) -> list[str]:
     if leg.measure == "guards":
         return [sys.executable, "-m", "scripts.bench.pairs", *leg.settings]
     if leg.side == "ours":
-        return [
-            sys.executable,
-            "-m",
-            "rlstable.train",
-            *leg.settings,
-            f"seed={seed}",
-            f"hydra.run.dir={folder / 'run'}",
-        ]
+        own = (f"seed={seed}", f"hydra.run.dir={folder / 'run'}")
+        return [sys.executable, "-m", "rlstable.train", *leg.settings, *own]
     if isinstance(leg.settings, Mapping):
         settings = {**leg.settings, "library": leg.side, "seed": seed, "threshold": leg.threshold}
     else:
@@ -109,12 +111,12 @@ def caching(leg: Leg, cache: str) -> dict[str, str]:
     return {}
 
 
-def brax_settings(config: Config, seed: int, threshold: float | None) -> Row:
+def brax_settings(config: Config, seed: int, threshold: float | None = None) -> Row:
     """Translates a configuration for `rivals/brax_ppo.py`; without evaluations Brax reports after every iteration."""
     iterations = math.ceil(config.total_steps / config.env_steps_per_iteration)
-    adaptive = config.ppo.learning_rate_schedule == "adaptive_kl"
+    schedules = {"constant": None, "adaptive_kl": "ADAPTIVE_KL"}  # all that Brax has
     train = config.ppo.model_dump() | {
-        "learning_rate_schedule": "ADAPTIVE_KL" if adaptive else None,
+        "learning_rate_schedule": schedules[config.ppo.learning_rate_schedule],
         "num_timesteps": config.total_steps, "episode_length": config.env.episode_length,
         "action_repeat": config.env.action_repeat, "num_evals": (config.eval.num_evals or iterations) + 1,
         "run_evals": config.eval.num_evals > 0, "num_eval_envs": config.eval.num_envs,
@@ -182,7 +184,11 @@ def ending_of(leg: Leg, points: Sequence[Row], outcome: Outcome, folder: Path) -
         return "all steps"
     if leg.side == "ours" and outcome.code in _STOPPED:
         return str(json.loads((folder / "run" / "result.json").read_text())["stop_reason"])
-    raise ConfigError(f"{leg} ended with exit code {outcome.code}: {outcome.last_line[:300]}")
+    raise _error(leg, outcome)
+
+
+def _error(leg: Leg, outcome: Outcome) -> ConfigError:
+    return ConfigError(f"{leg} ended with exit code {outcome.code}: {outcome.last_line[:300]}")
 
 
 def start_result(points: Sequence[Row], outcome: Outcome) -> Row:
@@ -213,12 +219,3 @@ def threshold_result(points: Sequence[Row], threshold: float, outcome: Outcome) 
 
 def _first_at(points: Sequence[Row], threshold: float) -> int | None:
     return next((n for n, row in enumerate(points) if row.get("value") is not None and row["value"] >= threshold), None)
-
-
-def printed(leg: Leg, outcome: Outcome) -> Row:
-    """Returns the JSON in the last line of a process."""
-    if outcome.code is None:
-        raise OutOfTime(f"{leg} was stopped after {outcome.seconds:,.0f} s")
-    if outcome.code:
-        raise ConfigError(f"{leg} ended with exit code {outcome.code}: {outcome.last_line[:300]}")
-    return dict(json.loads(outcome.last_line))

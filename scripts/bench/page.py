@@ -49,19 +49,10 @@ def spread(values: Iterable[float | None], least: float = math.inf) -> str:
     return show(middle) + ("" if len(known) == 1 else f" [{show(min(known))}, {show(max(known))}]")
 
 
-def column(rows: Sequence[Row], name: str) -> list[float | None]:
-    return [row.get(name) for row in rows]
-
-
 def times(rows: Sequence[Row]) -> tuple[list[float], float]:
     """Returns the seconds to a threshold, infinite if it was not reached, and the least time without reaching it."""
     seconds = [math.inf if row["seconds"] is None else row["seconds"] for row in rows]
     return seconds, min((row["ran"] for row in rows if row["seconds"] is None), default=math.inf)
-
-
-def is_whole(row: Row, limit: float) -> bool:
-    """Returns whether a row's process had the whole time limit of its leg, or ended before its own limit."""
-    return row.get("ending") != "time limit" or row["limit"] >= limit
 
 
 def sides_of(rows: Sequence[Row]) -> dict[tuple[str, str, bool], list[Row]]:
@@ -82,7 +73,7 @@ def threshold_cells(task: str, rows: Sequence[Row]) -> Cells:
         steps = [row["steps"] for row in own if row["seconds"] is not None]
         ours, mine = median(times(by.get(("ours", "", warm), []))[0]), median(seconds)
         ratio = digits(mine / ours) if ours and mine and max(ours, mine) < math.inf else ""
-        evaluating, peak = (spread([median(column(own, name))]) for name in ("evaluating", "peak_mb"))
+        evaluating, peak = (spread([median([row.get(name) for row in own])]) for name in ("evaluating", "peak_mb"))
         numbers = (spread(seconds, least), ratio, spread([median(steps)]), evaluating, peak)
         goal = f"{task}, {own[0]['threshold']:,.0f}"
         cells.append((goal, label(side, case, warm), *numbers, f"{len(steps)} of {len(own)}"))
@@ -93,9 +84,8 @@ def start_cells(task: str, rows: Sequence[Row]) -> Cells:
     cells, by = [], sides_of(rows)
     for side, case in dict.fromkeys((side, case) for side, case, _ in by):
         cold, warm = by.get((side, case, False), []), by.get((side, case, True), [])
-        firsts = spread(column(cold, "first")), spread(column(warm, "first"))
-        numbers = spread(column([*cold, *warm], "steady_sps")), spread(column(cold, "peak_mb"))
-        cells.append((task, label(side, case), *firsts, *numbers))
+        shown = ((cold, "first"), (warm, "first"), ([*cold, *warm], "steady_sps"), (cold, "peak_mb"))
+        cells.append((task, label(side, case), *(spread(row.get(name) for row in own) for own, name in shown)))
     return cells
 
 
@@ -128,13 +118,8 @@ def part(rows: Sequence[Row], measure: str) -> str:
         cells += cells_of(task, newest)
         device = newest[0]["device"]
         about.append(f"{device['kind']}, {device['cpus']} CPUs, begun {newest[0]['sitting'][:10]}")
-    return "\n".join(
-        [
-            *pages.table(header, cells, (0,) if measure == "guards" else (0, 1)),
-            "",
-            f"Measured on {'; '.join(dict.fromkeys(about))}.",
-        ]
-    )
+    lines = pages.table(header, cells, (0,) if measure == "guards" else (0, 1))
+    return "\n".join([*lines, "", f"Measured on {'; '.join(dict.fromkeys(about))}."])
 
 
 def write(rows: Sequence[Row], page: Path, readme: Path) -> None:
@@ -155,7 +140,6 @@ def write(rows: Sequence[Row], page: Path, readme: Path) -> None:
 def costs(rows: Sequence[Row]) -> str:
     """Returns the README's paragraph and table from the newest sitting that has every side; empty without one."""
     own = results.matching(rows, measure="threshold", task=FIRST)
-    own = [row for row in own if is_whole(row, THRESHOLD[FIRST].limit)]
     for sitting in sorted({row["sitting"] for row in own}, reverse=True):
         by = sides_of(results.matching(own, sitting=sitting))
         if all((*key, False) in by for key in COST_LABELS):
@@ -169,14 +153,8 @@ def _costs(by: dict[tuple[str, str, bool], list[Row]], sitting: str) -> str:
         both = [times(by.get((side, case, warm), [])) for warm in (False, True)]
         lines.append((text, *(spread([median(seconds)], least) for seconds, least in both)))
     device = by["ours", "", False][0]["device"]
-    goal = f"Seconds from Enter to a return of {THRESHOLD[FIRST].threshold:,.0f} on the inverted pendulum, with imports"
-    about = f"on {device['kind']} with {device['cpus']} CPUs, {sitting[:10]}"
-    return "\n".join(
-        [
-            f"{goal},",
-            f"compiling and evaluations: medians {about}.",
-            "`make race MINUTES=90` measures this table, and [docs/benchmarks.md](docs/benchmarks.md) has the rest.",
-            "",
-            *pages.table(("side", "first start", "later start"), lines),
-        ]
-    )
+    goal = f"{THRESHOLD[FIRST].threshold:,.0f} on the inverted pendulum"
+    text = f"""Seconds from Enter to a return of {goal}, with imports,
+compiling and evaluations: medians on {device["kind"]} with {device["cpus"]} CPUs, {sitting[:10]}.
+`make race MINUTES=90` measures this table, and [docs/benchmarks.md](docs/benchmarks.md) has the rest."""
+    return "\n".join([text, "", *pages.table(("side", "first start", "later start"), lines)])

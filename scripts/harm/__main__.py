@@ -45,9 +45,7 @@ def run_case(name: str, guards: str, seeds: Sequence[int]) -> Row:
             raise SystemExit(result.stop_reason.exit_code)
         folders = [Path(folder) / f"seed-{seed}" for seed in seeds]
         fields = [json.loads((seed / "result.json").read_text()) for seed in folders]
-        events: Counter[str] = Counter()
-        for seed in folders:
-            events.update(json.loads(line)["kind"] for line in (seed / "events.jsonl").read_text().splitlines())
+        events = Counter(row["kind"] for seed in folders for row in results.read(seed / "events.jsonl"))
     return {
         "case": name, "guards": guards, "seeds": list(seeds), "steps": STEPS,
         "idle": idle_return(case),
@@ -77,19 +75,16 @@ def compare(rows: Sequence[Row], name: str) -> dict[str, Any] | None:
     by = {side: results.matching(rows, case=name, guards=side) for side in SIDES}
     if not all(by.values()):
         return None
-    idle = by["off"][0]["idle"]
-    off, default = (
-        np.array([idle if value is None else value for row in by[side] for value in row["returns"]], float)
-        for side in SIDES
-    )
+    found: dict[str, Any] = {"idle": (idle := by["off"][0]["idle"])}
+    for side, own in by.items():
+        returns = np.array([value for row in own for value in row["returns"]], float)  # NaN of a lost seed
+        found |= {side: np.where(np.isnan(returns), idle, returns), f"lost_{side}": int(np.isnan(returns).sum())}
+    off, default = found["off"], found["default"]
     gain = max(abs(off.mean() - idle), 0.02 * abs(off.mean()), 1e-12)
     count = min(off.size, default.size)
     difference = statistics.estimate((default[:count] - off[:count]) / gain)
-    lost = {f"lost_{side}": sum(value is None for row in by[side] for value in row["returns"]) for side in SIDES}
-    return {
-        **lost, "idle": idle, "off": off, "default": default, "difference": difference,
-        **{name: sum(row[name] for row in by["default"]) for name in ("rollbacks", "trips")},
-    }  # fmt: skip
+    sums = {name: sum(row[name] for row in by["default"]) for name in ("rollbacks", "trips")}
+    return {**found, **sums, "difference": difference}
 
 
 def write_page(rows: Sequence[Row], path: Path) -> None:
@@ -126,8 +121,7 @@ interval is below -{100 * ALLOWED:.0f} % is a defect. A lost seed, whose policy 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments.study_parser(__doc__, Path("docs/harm.jsonl"))
-    arguments.add_choice(parser, "--only", CASES, metavar="CASE")
+    parser = arguments.study_parser(__doc__, Path("docs/harm.jsonl"), only=CASES)
     parser.add_argument("--seeds", type=arguments.whole(2), default=8, help="seeds per side; default: 8")
     parser.add_argument("--first", type=arguments.whole(0), default=0, help="first seed; default: 0")
     asked = parser.parse_args(argv)

@@ -77,10 +77,10 @@ def run_seed(case: str, seed: int, overrides: Sequence[str]) -> Row:
     }  # fmt: skip
 
 
-def run_case(case: str, seeds: int, out: Path, cases: Mapping[str, tuple[str, ...]], task: Sequence[str]) -> None:
+def run_case(case: str, seeds: int, out: Path, overrides: Sequence[str]) -> None:
     known = {row["seed"] for row in matching(results.read(out), case=case)}
     for seed in sorted({*range(seeds)} - known):
-        row = run_seed(case, seed, [*task, *cases[case]])
+        row = run_seed(case, seed, overrides)
         results.add(out, [row])
         shown = [None if row[key] is None else round(row[key]) for key in ("return", "best")]
         remedies = ", ".join(row["remedies"])
@@ -88,7 +88,7 @@ def run_case(case: str, seeds: int, out: Path, cases: Mapping[str, tuple[str, ..
         print(f"{case:13} seed {seed} {ended}", flush=True)
 
 
-_LABELS = {
+LABELS = {
     "clean": "the rate of the task, watched, supervised",
     "unwatched": "0.3, not watched",
     "unsupervised": "0.3, watched, no second attempt",
@@ -108,11 +108,11 @@ def _cells(case: str, rows: Sequence[Row], clean: float) -> tuple[str, ...]:
     saved = spread(best) if len(best) == len(rows) else f"none in {len(rows) - len(best)} of {len(rows)}"
     rollbacks, rates = [len(row["remedies"]) for row in rows], [row["rate"] for row in rows]
     share = spread([value / clean for value in last], ".2f")
-    return _LABELS.get(case, case), endings, spread(last), share, saved, spread(rollbacks), spread(rates, ".2g")
+    return LABELS[case], endings, spread(last), share, saved, spread(rollbacks), spread(rates, ".2g")
 
 
-def write(rows: Sequence[Row], cases: Mapping[str, tuple[str, ...]], task: Sequence[str], out: Path) -> None:
-    by = {case: own for case in cases if (own := matching(rows, case=case))}
+def write(rows: Sequence[Row], out: Path) -> None:
+    by = {case: own for case in CASES if (own := matching(rows, case=case))}
     if "clean" not in by:
         return
     clean = float(np.median([row["return"] or 0.0 for row in by["clean"]]))
@@ -122,8 +122,8 @@ def write(rows: Sequence[Row], cases: Mapping[str, tuple[str, ...]], task: Seque
         orders = Counter(", ".join(row["remedies"]) for row in by["supervised"])
         lines += ["", "Remedies of the supervised seeds, in order:", ""]
         lines += [f"- {order or 'none'}: {count} seeds" for order, count in orders.most_common()]
-    lines += ["", f"Settings, as `python -m rlstable.train` takes them, after `{' '.join(task)}`:", ""]
-    lines += [f"- {_LABELS.get(case, case)}: `{' '.join(cases[case])}`, {len(own)} seeds" for case, own in by.items()]
+    lines += ["", f"Settings, as `python -m rlstable.train` takes them, after `{' '.join(TASK)}`:", ""]
+    lines += [f"- {LABELS[case]}: `{' '.join(CASES[case])}`, {len(own)} seeds" for case, own in by.items()]
     pages.fill(out.parent / "recovery.md", {"results": "\n".join([*lines, "", pages.machine()])})
     _draw(by, out.parent / "recovery.png")
 
@@ -142,20 +142,19 @@ def _draw(by: Mapping[str, Sequence[Row]], path: Path) -> None:
                 ticks = np.array(row["back_at"]) / 1000
                 axes.plot(ticks, [-60] * len(ticks), "|", color="black", markersize=7)
             axes.set_xlim(0, 1.05 * max(row["steps"] for own in by.values() for row in own) / 1000)
-            axes.set_title("\n".join(_LABELS.get(case, case).split(", ", 1)), fontsize=8)
+            axes.set_title("\n".join(LABELS[case].split(", ", 1)), fontsize=8)
             pages.plain(axes, "thousand steps")
         panels[0][0].set_ylabel("return, every seed", fontsize=8)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments.study_parser(__doc__, Path("docs/recovery.jsonl"))
-    arguments.add_choice(parser, "--only", CASES, metavar="CASE")
+    parser = arguments.study_parser(__doc__, Path("docs/recovery.jsonl"), only=CASES)
     parser.add_argument("--seeds", type=arguments.whole(1), default=5, help="default: 5")
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
     for case in () if asked.page else asked.only or CASES:
-        run_case(case, asked.seeds, asked.out, CASES, TASK)
-    write(results.read(asked.out), CASES, TASK, asked.out)
+        run_case(case, asked.seeds, asked.out, [*TASK, *CASES[case]])
+    write(results.read(asked.out), asked.out)
 
 
 if __name__ == "__main__":

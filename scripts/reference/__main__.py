@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-import annotated_types
 from pydantic.fields import FieldInfo
 
 from rlstable.config import Config
@@ -32,7 +31,6 @@ line each, before anything compiles. `python -m rlstable.train ... --cfg job` pr
 command line.
 """
 _TOP = "The run"
-_BOUNDS = {annotated_types.Gt: "gt", annotated_types.Ge: "ge", annotated_types.Lt: "lt", annotated_types.Le: "le"}
 _WORDS = {bool: "`true` or `false`", str: "text", dict: "a mapping", int: "a whole number", float: "a number"}
 
 
@@ -98,14 +96,8 @@ def _table(keys: Any) -> str:
     rows = []
     for key, field, value, comment in keys:
         default = "" if value == "???" else f"`{written(value)}`"
-        rows.append(
-            (
-                f"`{key}`",
-                _values(field.annotation, tuple(field.metadata)),
-                default,
-                comment.replace("|", "\\|").replace("<", "&lt;"),
-            )
-        )
+        meaning = comment.replace("|", "\\|").replace("<", "&lt;")
+        rows.append((f"`{key}`", _values(field.annotation, tuple(field.metadata)), default, meaning))
     return "\n".join(table(("key", "values", "default", "meaning"), rows, range(4)))
 
 
@@ -113,15 +105,13 @@ def written(value: Any) -> str:
     """Returns a value as the user types it."""
     if value is None:
         return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {written(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(written(item) for item in value) + "]"
+        return "[" + ", ".join(map(written, value)) + "]"
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _values(kind: Any, metadata: tuple[Any, ...]) -> str:
@@ -145,12 +135,8 @@ def _values(kind: Any, metadata: tuple[Any, ...]) -> str:
 
 def _range(metadata: tuple[Any, ...]) -> str:
     """Returns the bounds in words, without bounds beyond every useful value."""
-    bounds = {
-        _BOUNDS[type(one)]: getattr(one, _BOUNDS[type(one)])
-        for item in metadata
-        for one in getattr(item, "metadata", None) or [item]
-        if type(one) in _BOUNDS
-    }
+    every = [one for item in metadata for one in getattr(item, "metadata", None) or [item]]
+    bounds = {name: getattr(one, name) for one in every for name in ("gt", "ge", "lt", "le") if hasattr(one, name)}
     words = []
     if "gt" in bounds and bounds["gt"] >= bounds.get("ge", bounds["gt"]):
         words.append(f"above {bounds['gt']:g}")
@@ -167,8 +153,8 @@ def _groups() -> str:
     rows = []
     root = config_dir()
     for folder in sorted({path.parent for path in root.rglob("*.yaml")} - {root}):
-        names = sorted(path.stem for path in folder.glob("*.yaml"))
-        rows.append((f"`{folder.relative_to(root)}`", ", ".join(f"`{name}`" for name in names)))
+        names = ", ".join(f"`{path.stem}`" for path in sorted(folder.glob("*.yaml")))
+        rows.append((f"`{folder.relative_to(root)}`", names))
     return "\n".join(table(("group", "choices"), rows, range(2)))
 
 

@@ -25,11 +25,12 @@ from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.envs.load import load_env
 from scripts import arguments, results
+from scripts.bench.leg import brax_settings
 from scripts.process import ROOT, environment, last_line
 from scripts.results import Row
 from scripts.rivals import brax_rival
 from scripts.stability import page as stability_page
-from scripts.stability.numbers import SIDES, Task
+from scripts.stability.page import Task
 from scripts.stability.tasks import PROBES, REWARD_FACTORS
 
 EVALUATIONS = 16
@@ -49,7 +50,7 @@ _PENDULUM = ("env=inverted_pendulum", "ppo=inverted_pendulum", "total_steps=4000
 def _probe(name: str, *more: str) -> Task:
     probe = PROBES[name]
     kwargs = ", ".join(f"{key}: {value}" for key, value in probe.kwargs.items())
-    env = ("env=import", f"env.name=scripts.stability.tasks:{probe.name}", f"env.episode_length={probe.episode_length}")
+    env = ("env=import", "env.name=scripts.stability.tasks:PointMass", f"env.episode_length={probe.episode_length}")
     given = (f"env.kwargs={{{kwargs}}}",) if kwargs else ()
     return Task((*env, *given, "ppo=fast", "network=small", *more), best=probe.best)
 
@@ -75,7 +76,6 @@ TASKS: dict[str, Task] = {
     "point_mass": _probe("point_mass", "ppo.learning_rate=1e-3", "total_steps=300000"),
     "critic_too_small": _probe("critic_too_small", "ppo.discounting=0.97", "total_steps=600000"),
     "solved_constant": _probe("solved_constant", "ppo.learning_rate=1e-3", "total_steps=300000"),
-    "late_element": _probe("late_element", "ppo.learning_rate=1e-3", "total_steps=300000"),
     "rare_kick": _probe("rare_kick", "ppo.learning_rate=1e-3", "total_steps=600000"),
     **{
         f"inverted_pendulum_rewards_x{factor:g}": Task(
@@ -144,9 +144,8 @@ def train_brax(task: str, seeds: range) -> Iterator[Row]:
     env = load_env(config.env)
     for seed in seeds:
         saved: list[tuple[int, Any]] = []
-        settings = brax_rival.brax_settings(config)
         error, make_policy, _ = brax_rival.train(
-            env, env, seed, settings, EVALUATIONS, lambda step, params, saved=saved: saved.append((step, params))
+            env, env, brax_settings(config, seed), EVALUATIONS, lambda *found, saved=saved: saved.append(found)
         )
         if not saved:
             raise ConfigError(f"{task} brax: {error}")
@@ -154,7 +153,7 @@ def train_brax(task: str, seeds: range) -> Iterator[Row]:
         yield {
             "seed": seed,
             "steps": [step for step, _ in saved],
-            "returns": [evaluate(params)[0] for _, params in saved],
+            "returns": [evaluate(params) for _, params in saved],
             "stop_reason": error or "completed",
         }
 
@@ -175,9 +174,7 @@ def run(task: str, side: str, seeds: range, out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments.study_parser(__doc__, Path("docs/stability.jsonl"))
-    arguments.add_choice(parser, "--only", TASKS, metavar="TASK")
-    arguments.add_choice(parser, "--side", SIDES)
+    parser = arguments.study_parser(__doc__, Path("docs/stability.jsonl"), only=TASKS, side=stability_page.TITLES)
     parser.add_argument("--seeds", type=arguments.whole(1), help="default: 8, of the inverted pendulum 32")
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
@@ -185,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for task in () if asked.page else asked.only or TASKS:
         count = asked.seeds or TASKS[task].seeds
         for start in range(0, count, SIDE_BY_SIDE):
-            for side in asked.side or SIDES:
+            for side in asked.side or stability_page.TITLES:
                 if side == "brax" and TASKS[task].scaled:
                     continue
                 seeds = missing(results.read(asked.out), task, side, range(start, min(count, start + SIDE_BY_SIDE)))

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from brax.envs import get_environment
 
 from rlstable import faults
 from rlstable.cli.compose import compose
@@ -34,9 +35,9 @@ from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import TrainingLoop
 from scripts import arguments, results
+from scripts.bench.leg import brax_settings
 from scripts.results import Row
 from scripts.rivals import brax_rival
-from scripts.stability.tasks import Late
 from scripts.survival import page as survival_page
 
 # A third of the recipe's learning rate, at which a solved pendulum sometimes collapses without a fault.
@@ -62,7 +63,6 @@ class Case:
     fault: Mapping[str, Any]  # keys of the `fault` section; `HEALTHY` for a fault outside that section
     overrides: tuple[str, ...] = ()  # further overrides of the training
     unstable: Mapping[str, float] | None = None  # factors on parts of the model in some episodes, by dotted name
-    late: bool = False  # whether an element of the observation begins to vary after 10 iterations
     whole_run: bool = False  # whether the fault is outside the iteration, so that the case needs a `TrainingLoop`
     rival: str | None = None  # site of `brax_rival` with the same fault; None if Brax's PPO cannot have the fault
     seeds: int = 3  # number of trainings without `--seeds`
@@ -113,7 +113,6 @@ def _cases() -> Iterator[Case]:
     yield Case("service down", {"site": "sinks", **later}, whole_run=True)
     yield Case("float16 networks", HEALTHY, ("precision=float16", "ppo.optimizer.eps=1e-5"))
     yield Case("timestep x1000, 1 episode in 20", HEALTHY, unstable={"opt.timestep": 1000.0})
-    yield Case("an element begins to vary", HEALTHY, late=True)
     yield Case("actuator gain x1e7, 1 episode in 20", HEALTHY, unstable={"actuator.gain": 1e7})
 
 
@@ -153,12 +152,9 @@ class Unstable:
 class Arena:
     """A compiled training program for several seeds at once."""
 
-    def __init__(self, config: Config, seeds: Sequence[int], unstable: Mapping[str, float] | None, late: bool = False):
+    def __init__(self, config: Config, seeds: Sequence[int], unstable: Mapping[str, float] | None):
         env = load_env(config.env)
         trained = env if unstable is None else Unstable(load_env(config.env), unstable)
-        if late:
-            begins = 10 * config.env_steps_per_iteration // config.ppo.num_envs
-            env, trained = Late(env, 0), Late(trained, begins)
         lengths = (config.env.episode_length, config.env.action_repeat)
         self._envs = VectorEnv(trained, *lengths, env_guards(config.guards))
         self._eval_env = VectorEnv(env, *lengths, {"quarantine": Quarantine()})
@@ -198,10 +194,11 @@ class Arena:
         counted = jax.device_get(state.counters.trips)
         rows = []
         for index, seed in enumerate(self._seeds):
-            mine = jax.tree.map(lambda x, i=index: np.asarray(x)[i], (learned, state.opt_state, counted))
-            trips = {name: _total(mine[2][name]) for name in counted}
-            value = _mean_return(episodes, index)
-            rows.append(_row(seed, True, brax_rival.all_finite(mine[:2]), value, trips, seconds))
+            whole = (learned, state.opt_state, counted, episodes)
+            *mine, trips, played = jax.tree.map(lambda x, i=index: np.asarray(x)[i], whole)
+            trips = {name: _total(counter) for name, counter in trips.items()}
+            value = brax_rival.mean_return(played)
+            rows.append(_row(seed, True, brax_rival.all_finite(mine), value, trips, seconds))
         return rows
 
     def _envs_with(self, fault: Mapping[str, Any]) -> VectorEnv:
@@ -232,12 +229,6 @@ def _total(counter: Any) -> int:
     return sum((int(high) << 32) + int(low) for high, low in zip(counter.hi, counter.lo, strict=True))
 
 
-def _mean_return(episodes: Any, index: int) -> float | None:
-    returns = episodes.metrics["reward"][index]
-    kept = (episodes.aborted[index] == 0) & np.isfinite(returns)
-    return float(returns[kept].mean()) if kept.any() else None
-
-
 def _row(seed: int, finished: bool, finite: bool, value: float | None, trips: Row, seconds: float) -> Row:
     return {
         "seed": seed, "finished": finished, "finite": finite, "return": value,
@@ -245,69 +236,74 @@ def _row(seed: int, finished: bool, finite: bool, value: float | None, trips: Ro
     }  # fmt: skip
 
 
-def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seeds: Sequence[int]) -> list[Row]:
-    rows = []
+def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seed: int) -> Row:
     faults_given = [f"fault.{key}={value}" for key, value in fault.items()]
     quiet = ["eval.target_return=null", "eval.num_evals=1", "checkpoint=frequent", "logging=quiet", "devices=1"]
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            loop = TrainingLoop(compose([*overrides, *faults_given, f"seed={seed}", *quiet]), folder)
-            result = loop.run()
-            run = loop.single
-            state = jax.device_get((run.state.params, run.state.opt_state, run.state.normalizer))
-            trips = {**results.trips(result.history[-1]), "rollback": run.host.attempts.count}
-            finished = result.stop_reason.name == "completed"
-            # The return of the last policy. A run that stops early has no evaluation.
-            value = run.host.last_return if "eval/episode_reward" in result.metrics else None
-            rows.append(_row(seed, finished, brax_rival.all_finite(state), value, trips, run.host.elapsed))
-    return rows
+    with tempfile.TemporaryDirectory() as folder:
+        loop = TrainingLoop(compose([*overrides, *faults_given, f"seed={seed}", *quiet]), folder)
+        result, run = loop.run(), loop.single
+    state = jax.device_get((run.state.params, run.state.opt_state, run.state.normalizer))
+    trips = {**results.trips(result.history[-1]), "rollback": run.host.attempts.count}
+    finished = result.stop_reason.name == "completed"
+    # The return of the last policy. A run that stops early has no evaluation.
+    value = run.host.last_return if "eval/episode_reward" in result.metrics else None
+    return _row(seed, finished, brax_rival.all_finite(state), value, trips, run.host.elapsed)
 
 
-def run_rival(task: str, case: Case, seeds: Sequence[int]) -> list[Row]:
-    config = compose([*TASKS[task], *case.overrides])
-    fault = FaultConfig(**case.fault)
+def run_rival(task: str, case: Case, seed: int) -> Row:
+    started, config, fault = time.perf_counter(), compose([*TASKS[task], *case.overrides]), FaultConfig(**case.fault)
     per_iteration = config.ppo.rows * config.ppo.unroll_length // config.ppo.num_envs
     last = 2**31 - 1 if fault.iterations is None else (fault.start + fault.iterations) * per_iteration - 1
     probability = 0.0 if case.rival == "none" else fault.chance
-    rows = []
-    for seed in seeds:
-        rival_fault = brax_rival.Fault(str(case.rival), fault.number, probability, fault.start * per_iteration, last)
-        settings = brax_rival.brax_settings(config)
-        found = brax_rival.run(config.env.name, config.env.backend, rival_fault, seed, settings)
-        rows.append(_row(seed, found["finished"], found["finite"], found["return"], {}, found["seconds"]))
-    return rows
+    env = get_environment(config.env.name, backend=config.env.backend)
+    given = brax_rival.Fault(str(case.rival), fault.number, probability, fault.start * per_iteration, last)
+    faulty = brax_rival.FaultyBraxEnv(env, given, seed)
+    error, make_policy, params = brax_rival.train(faulty, env, brax_settings(config, seed))
+    value = None if params is None else brax_rival.make_evaluation(env, make_policy)(params)
+    finite, seconds = params is not None and brax_rival.all_finite(params), time.perf_counter() - started
+    return _row(seed, error is None, finite, value, {}, seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments.study_parser(__doc__, Path("docs/survival.jsonl"))
-    arguments.add_choice(parser, "--task", TASKS)
-    arguments.add_choice(parser, "--side", survival_page.SIDES)
-    arguments.add_choice(parser, "--only", CASES, metavar="CASE")
+    choices = {"task": TASKS, "side": survival_page.SIDES, "only": CASES}
+    parser = arguments.study_parser(__doc__, Path("docs/survival.jsonl"), **choices)
     parser.add_argument("--seeds", type=arguments.whole(1), help="default: 3, and 5 for collapses")
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
-    if not asked.page:
-        for task in asked.task or TASKS:
-            for side in asked.side or survival_page.SIDES:
-                run_side(task, side, [CASES[name] for name in asked.only or CASES], asked.seeds, asked.out)
+    cases = [CASES[name] for name in asked.only or CASES]
+    for task in () if asked.page else asked.task or TASKS:
+        for side in asked.side or survival_page.SIDES:
+            run_side(task, side, cases, asked.seeds, asked.out)
     survival_page.write(results.read(asked.out), [*CASES], asked.out, possible)
 
 
 def run_side(task: str, side: str, cases: Sequence[Case], count: int | None, out: Path) -> None:
     """Runs the cases without rows. One program trains all seeds of a case; the seeds of whole runs run one by one."""
     known = {(row["case"], row["seed"]) for row in results.matching(results.read(out), task=task, side=side)}
-    measured = {case for case, _ in known}
     arenas: dict[Any, Arena] = {}
     for case in cases:
         seeds = range(count or case.seeds)
         if not possible(task, side, case.name):
             continue
+        overrides = (*TASKS[task], f"guards={side}", *case.overrides)
         if case.whole_run:
             for seed in seeds:
                 if (case.name, seed) not in known:
-                    _add(out, task, side, case, run_whole(_overrides(task, side, case), case.fault, [seed]))
-        elif case.name not in measured:
-            _add(out, task, side, case, _run_together(task, side, case, seeds, arenas))
+                    _add(out, task, side, case, [run_whole(overrides, case.fault, seed)])
+        elif case.name not in {name for name, _ in known}:
+            if side == "brax":
+                found = [run_rival(task, case, seed) for seed in seeds]
+            else:
+                found = _arena(arenas, overrides, seeds, case).run(case.fault)
+            _add(out, task, side, case, found)
+
+
+def _arena(arenas: dict[Any, Arena], overrides: Sequence[str], seeds: range, case: Case) -> Arena:
+    """Cases with the same program share one `Arena`."""
+    kind = (overrides, str(case.unstable), seeds)
+    if kind not in arenas:
+        arenas[kind] = Arena(compose([*overrides, "devices=1", *NO_INCIDENTS]), seeds, case.unstable)
+    return arenas[kind]
 
 
 def possible(task: str, side: str, case: str) -> bool:
@@ -317,21 +313,6 @@ def possible(task: str, side: str, case: str) -> bool:
         return False
     has_site = task == "mjx" or about.fault["site"] != "warm_start"
     return has_site and (side != "brax" or about.rival is not None)
-
-
-def _overrides(task: str, side: str, case: Case) -> tuple[str, ...]:
-    return (*TASKS[task], f"guards={side}", *case.overrides)
-
-
-def _run_together(task: str, side: str, case: Case, seeds: range, arenas: dict[Any, Arena]) -> list[Row]:
-    """Trains all seeds of a case; cases with the same program share one `Arena`."""
-    if side == "brax":
-        return run_rival(task, case, seeds)
-    overrides = _overrides(task, side, case)
-    kind = (overrides, str(case.unstable), case.late, seeds)
-    if kind not in arenas:
-        arenas[kind] = Arena(compose([*overrides, "devices=1", *NO_INCIDENTS]), seeds, case.unstable, case.late)
-    return arenas[kind].run(case.fault)
 
 
 def _add(out: Path, task: str, side: str, case: Case, found: Sequence[Row]) -> None:

@@ -53,9 +53,9 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
     for task in tasks:
         sides = [side for own, side in columns if own == task]
         header = ("fault", *(TITLES[side] for side in sides), "tripped")
-        cells = [
-            (case, *(drawn[task, side, case][0] for side in sides), trips(by[task, "default", case])) for case in cases
-        ]
+        measured = [case for case in cases if any(by[task, side, case] for side in sides)]
+        shown = {case: [drawn[task, side, case][0] for side in sides] for case in measured}
+        cells = [(case, *texts, trips(by[task, "default", case])) for case, texts in shown.items()]
         lines += [f"## {TASKS.get(task, task)}", "", *pages.table(header, cells, (0, len(header) - 1)), ""]
     pages.fill(results.parent / "survival.md", {"results": "\n".join([*lines, pages.machine()])})
     titles = [f"{TITLES[side]}\n" + TASKS.get(task, task).replace(", ", "\n") for task, side in columns]
@@ -69,9 +69,7 @@ def _draw(
     from matplotlib.colors import to_rgb
 
     def shade(text: str, colour: int | None) -> tuple[float, float, float]:
-        if colour is not None:
-            return to_rgb(_COLOURS[colour])
-        return to_rgb("#eeeeee" if text == _IMPOSSIBLE else "white")
+        return to_rgb(("#eeeeee" if text == _IMPOSSIBLE else "white") if colour is None else _COLOURS[colour])
 
     with pages.picture(path, figsize=(2.5 + 1.35 * len(columns), 0.3 * len(cases) + 1.4)) as (_, axes):
         axes.imshow([[shade(*own) for own in row] for row in matrix], aspect="auto")

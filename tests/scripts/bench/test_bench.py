@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rlstable.cli.compose import compose
@@ -178,7 +175,7 @@ def test_no_side_inherits_a_cache_or_a_path(monkeypatch: pytest.MonkeyPatch) -> 
 def test_warm_process_finds_compiled_programs_and_cold_process_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Path] = []
 
-    def run(leg: Leg, seed: int, gpu: bool, cache: str, remaining: float) -> dict[str, Any]:
+    def run(leg: Leg, seed: int, gpu: bool, cache: str, end: float) -> dict[str, Any]:
         found = (Path(cache) / "program").exists()
         (Path(cache) / "program").touch()
         used.append(Path(cache))
@@ -188,8 +185,6 @@ def test_warm_process_finds_compiled_programs_and_cold_process_does_not(monkeypa
     warm = dataclasses.replace(LEG, warm=True)
     assert [legs.run(leg, 1, False)["found"] for leg in (LEG, LEG, warm)] == [False, False, True]
     assert len(used) == 4 and not any(cache.exists() for cache in used)
-    with pytest.raises(legs.OutOfTime):
-        legs.run(warm, 1, False, lambda: 0.0)
 
 
 FAKE = """
@@ -238,18 +233,16 @@ def test_measured_round_is_not_measured_again_in_its_sitting(measure: Any, tmp_p
     assert len(rows) == 5 and rows[-1]["sitting"] >= rows[0]["sitting"]
 
 
-def test_leg_that_ran_out_of_time_is_recorded_and_run_again_with_more_time(measure: Any, tmp_path: Path) -> None:
+def test_leg_that_reaches_its_limit_is_recorded_and_not_run_again(measure: Any, tmp_path: Path) -> None:
     (row,) = rows = measure(1.0, sleep=60.0, limit=0.5)
     assert (row["ending"], row["seconds"], row["limit"]) == ("time limit", None, 0.5)
     assert f"> {page.digits(row['ran'])}" in (tmp_path / "benchmarks.md").read_text()
     assert measure(1.0, sleep=60.0, limit=0.5) == rows
-    assert len(measure(1.0, sleep=60.0, limit=0.6)) == 2
 
 
-def test_nothing_is_started_that_would_not_end_in_time(measure: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    measure(1.0, sleep=0.6)
-    assert len(measure(1.0, sleep=0.6, more="--rounds 2 --minutes 0.005")) == 1
-    assert "left out for lack of time: round 2: threshold inverted_pendulum: sb3" in capsys.readouterr().out
+def test_leg_that_the_end_of_the_sitting_cuts_off_leaves_no_row(measure: Any, capsys: Any) -> None:
+    assert measure(1.0, sleep=60.0, more="--rounds 2 --minutes 0.01") == []
+    assert "left out for lack of time: round 1: threshold inverted_pendulum: sb3" in capsys.readouterr().out
 
 
 def test_failing_side_is_one_line(measure: Any, tmp_path: Path) -> None:
@@ -323,18 +316,10 @@ def test_readme_needs_every_side_in_one_sitting(tmp_path: Path) -> None:
     assert "| SB3 PPO, Gymnasium's pendulum | 8.00 |  |" in text and "old" not in text
 
 
-@pytest.mark.parametrize(("count", "low", "high"), [(5, 1, 5), (101, 42, 60)])
-def test_interval_is_that_of_the_bootstrap_distribution(count: int, low: int, high: int) -> None:
-    values = np.random.default_rng(1).permutation(np.arange(1.0, count + 1))
-    median, *ends = pairs.median_and_interval(values)
-    assert median == (count + 1) / 2
-    assert ends == pytest.approx([low, high], abs=1)
-
-
 def test_timed_pairs_alternate_after_the_warm_up() -> None:
     calls: list[str] = []
-    times = pairs.in_turn(lambda: calls.append("a"), lambda: calls.append("b"), 3)
-    assert "".join(calls) == pairs.WARM_UP * "ab" + "ab" + "ba" + "ab"
+    times = pairs.in_turn([lambda: calls.append("a"), lambda: calls.append("b")], 3)
+    assert "".join(calls) == pairs.WARM_UP // 2 * "abba" + "ab" + "ba" + "ab"
     assert times.shape == (2, 3) and (times > 0).all()
 
 
@@ -352,20 +337,3 @@ def test_virtual_environment_is_made_once_per_list_of_versions(tmp_path: Path, m
     assert any(word.startswith("jax==") for word in commands[1])
     assert any(word.startswith("jax[cuda12]==") for word in commands[3])
     assert all(version for name in tasks.RIVALS for version in process.pins(name).values())
-
-
-def test_commit_name_tells_whether_the_code_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "ROOT", tmp_path)
-    assert results.commit() is None
-    for name in ("rlstable", "docs"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("1")
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    clean = results.commit()
-    assert clean is not None and re.fullmatch("[0-9a-f]{7}", clean)
-    (tmp_path / "docs" / "file").write_text("what was measured")
-    assert results.commit() == clean
-    (tmp_path / "rlstable" / "file").write_text("2")
-    assert results.commit() == f"{clean}+"
