@@ -8,7 +8,6 @@ Runs train as a user would start them, one after another. Policies are evaluated
 """
 
 import contextlib
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -58,14 +57,13 @@ def run_seed(case: str, seed: int, overrides: Sequence[str]) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         loop = TrainingLoop(config, folder)
         result = loop.run()
-        lines = (Path(folder) / "events.jsonl").read_text().splitlines()
+        rollbacks = matching(results.read(Path(folder) / "events.jsonl"), kind="rolled_back")
         run = loop.single
         networks, best = run.programs.setup.ppo.networks, None
         with contextlib.suppress(ConfigError):  # the run saved no policy
             policy = load_policy(folder)
             best = mean_return(config, networks, policy.params, policy.statistics)
     last = mean_return(config, networks, *sharding.first_device((run.state.params, run.state.normalizer)))
-    rollbacks = [event for event in map(json.loads, lines) if event["kind"] == "rolled_back"]
     tuning = jax.device_get(run.state.tuning)
     curve = [(row["step"], row["eval/episode_reward"]) for row in result.history if "eval/episode_reward" in row]
     return {

@@ -10,6 +10,7 @@ of docs/stability.jsonl, and is not trained again. Delete the rows that a change
 """
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -150,21 +151,15 @@ def train_brax(task: str, seeds: range) -> Iterator[Row]:
         if not saved:
             raise ConfigError(f"{task} brax: {error}")
         evaluate = brax_rival.make_evaluation(env, make_policy, TASKS[task].episodes, config.env.episode_length)
-        yield {
-            "seed": seed,
-            "steps": [step for step, _ in saved],
-            "returns": [evaluate(params) for _, params in saved],
-            "stop_reason": error or "completed",
-        }
+        steps, returns = [step for step, _ in saved], [evaluate(params) for _, params in saved]
+        yield {"seed": seed, "steps": steps, "returns": returns, "stop_reason": error or "completed"}
 
 
 def run(task: str, side: str, seeds: range, out: Path) -> None:
     started = time.perf_counter()
     versions = {name: text for name, text in results.versions().items() if name != "rlstable"}
-    about = {
-        "settings": settings_of(task, side), "commit": results.commit(), "versions": versions,
-        "device": results.device(),
-    }  # fmt: skip
+    about = {"settings": settings_of(task, side), "commit": results.commit(), "versions": versions}
+    about["device"] = results.device()
     for rows in ([row] for row in train_brax(task, seeds)) if side == "brax" else [train(task, side, seeds)]:
         results.add(out, [{"task": task, "side": side, **row, **about} for row in rows])
         for row in rows:
@@ -181,17 +176,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     failed = 0
     for task in () if asked.page else asked.only or TASKS:
         count = asked.seeds or TASKS[task].seeds
-        for start in range(0, count, SIDE_BY_SIDE):
-            for side in asked.side or stability_page.TITLES:
-                if side == "brax" and TASKS[task].scaled:
-                    continue
-                seeds = missing(results.read(asked.out), task, side, range(start, min(count, start + SIDE_BY_SIDE)))
-                try:
-                    if seeds:
-                        run(task, side, seeds, asked.out)
-                except ConfigError as error:
-                    failed += 1
-                    print(f"stability: {error}", file=sys.stderr, flush=True)
+        sides = [side for side in asked.side or stability_page.TITLES if side != "brax" or not TASKS[task].scaled]
+        for start, side in itertools.product(range(0, count, SIDE_BY_SIDE), sides):
+            seeds = missing(results.read(asked.out), task, side, range(start, min(count, start + SIDE_BY_SIDE)))
+            try:
+                if seeds:
+                    run(task, side, seeds, asked.out)
+            except ConfigError as error:
+                failed += 1
+                print(f"stability: {error}", file=sys.stderr, flush=True)
     stability_page.write(results.read(asked.out), TASKS, asked.out)
     if failed:
         sys.exit(f"stability: {failed} of the runs failed; run it again to retry them")
