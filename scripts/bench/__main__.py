@@ -1,4 +1,4 @@
-"""Measures rlstable beside the PPO of Brax, SB3, SBX and RSL-RL, as whole processes in turn, and guards on and off.
+"""Measures rlstable beside the PPO of Brax, SB3 and SBX, as whole processes in turn, and guards on and off.
 
 python -m scripts.bench --only threshold --only start --minutes 90 --new    # a new sitting: the README's table first
 python -m scripts.bench --only guards --task humanoid                       # what guards cost

@@ -18,9 +18,8 @@ from scripts.process import REQUIREMENTS, ROOT, Outcome, environment, python_of,
 from scripts.results import Row
 
 VENVS = Path(".rivals")
-ON_GPU = ("brax", "rsl_rl")  # rivals that train on the GPU if the machine has one
 _SIZES = ("policy_hidden_layer_sizes", "value_hidden_layer_sizes")
-_SCRIPTS = {"brax": "brax_ppo.py", "rsl_rl": "rsl_rl_ppo.py", "sb3": "sb3_ppo.py", "sbx": "sb3_ppo.py"}
+_SCRIPTS = {"brax": "brax_ppo.py", "sb3": "sb3_ppo.py", "sbx": "sb3_ppo.py"}
 _STOPPED = range(3, 11)  # exit codes of runs that guards or the supervisor stopped
 _COLUMNS = {
     "time": "time", "step": "step", "value": "eval/episode_reward", "evaluating": "eval/epoch_eval_time",
@@ -95,9 +94,8 @@ def command_of(leg: Leg, seed: int, folder: Path, gpu: bool) -> list[str]:
     if isinstance(leg.settings, Mapping):
         settings = {**leg.settings, "library": leg.side, "seed": seed, "threshold": leg.threshold}
     else:
-        translate = brax_settings if leg.side == "brax" else rsl_rl_settings
-        settings = translate(compose(list(leg.settings)), seed, leg.threshold)
-    python = python_of(leg.side, VENVS, gpu and leg.side in ON_GPU)
+        settings = brax_settings(compose(list(leg.settings)), seed, leg.threshold)
+    python = python_of(leg.side, VENVS, gpu and leg.side == "brax")
     script = REQUIREMENTS / _SCRIPTS[leg.side]
     return [str(python), str(script), json.dumps(settings), str(folder / "lines.jsonl")]
 
@@ -125,36 +123,6 @@ def brax_settings(config: Config, seed: int, threshold: float | None = None) -> 
     networks = {name: list(getattr(config.network, name)) for name in _SIZES}
     where = {"env": config.env.name, "backend": config.env.backend}
     return {**where, "networks": networks, "train": train, "threshold": threshold}
-
-
-def rsl_rl_settings(config: Config, seed: int, threshold: None) -> Row:
-    """Translates a configuration without evaluations for `rivals/rsl_rl_ppo.py`."""
-    ppo, networks, env = config.ppo, config.network, config.env
-    policy = {
-        "class_name": "ActorCritic", "init_noise_std": 1.0, "activation": networks.activation,
-        "actor_hidden_dims": list(networks.policy_hidden_layer_sizes),
-        "critic_hidden_dims": list(networks.value_hidden_layer_sizes),
-        "actor_obs_normalization": ppo.normalize_observations, "critic_obs_normalization": ppo.normalize_observations,
-    }  # fmt: skip
-    algorithm = {
-        "class_name": "PPO", "num_learning_epochs": ppo.num_updates_per_batch, "num_mini_batches": ppo.num_minibatches,
-        "clip_param": ppo.clipping_epsilon, "gamma": ppo.discounting, "lam": ppo.gae_lambda,
-        "value_loss_coef": ppo.vf_loss_coefficient / 2,  # RSL-RL has the squared error, we and Brax half of it
-        "use_clipped_value_loss": False, "entropy_coef": ppo.entropy_cost,
-        "learning_rate": ppo.learning_rate, "schedule": "fixed", "normalize_advantage_per_mini_batch": True,
-        "max_grad_norm": math.inf if ppo.max_grad_norm is None else ppo.max_grad_norm,
-    }  # fmt: skip
-    runner = {
-        "num_steps_per_env": ppo.batch_size * ppo.num_minibatches * ppo.unroll_length // ppo.num_envs,
-        "save_interval": 50,  # Playground's
-        "obs_groups": {"policy": ["state"], "critic": ["state"]}, "policy": policy, "algorithm": algorithm,
-    }  # fmt: skip
-    wrapper = {"num_actors": ppo.num_envs, "seed": seed}
-    wrapper |= {"episode_length": env.episode_length, "action_repeat": env.action_repeat}
-    return {
-        "env": env.name, "backend": env.backend, "reward_scaling": ppo.reward_scaling, "wrapper": wrapper,
-        "runner": runner, "iterations": math.ceil(config.total_steps / config.env_steps_per_iteration),
-    }  # fmt: skip
 
 
 def read_points(leg: Leg, folder: Path) -> list[Row]:

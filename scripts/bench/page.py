@@ -10,7 +10,7 @@ from scripts import pages, results
 from scripts.bench.tasks import FIRST, MEASURES, SIDES, THRESHOLD
 from scripts.results import Row
 
-LABELS = {"ours": "rlstable", "brax": "Brax PPO", "sb3": "SB3 PPO", "sbx": "SBX PPO", "rsl_rl": "RSL-RL PPO"}
+LABELS = {"ours": "rlstable", "brax": "Brax PPO", "sb3": "SB3 PPO", "sbx": "SBX PPO"}
 COSTS = "what it costs"
 COST_LABELS = {
     ("ours", ""): "rlstable",

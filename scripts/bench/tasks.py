@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rlstable.cli.compose import compose
 from scripts.bench.leg import Leg
 
-RIVALS = ("brax", "sb3", "sbx", "rsl_rl")
+RIVALS = ("brax", "sb3", "sbx")
 SIDES = ("ours", *RIVALS)
 LIMIT = 1800.0
 FIRST = "inverted_pendulum"  # the task of the README's table
@@ -22,7 +22,6 @@ class Start(NamedTuple):
     iterations: int = 24  # number of iterations
     # our values of `env.backend`, native only on a CPU. Brax has the first. Empty: the default
     ours: tuple[str, ...] = ("mjx", "native")
-    rsl_rl: bool = False  # whether RSL-RL's PPO runs, too, only on a GPU
 
 
 class Goal(NamedTuple):
@@ -56,11 +55,9 @@ GUARDS_ON_GPU: dict[str, tuple[str, ...]] = {
 START = {
     "fast": Start(("env=fast",), iterations=48, ours=()),
     "inverted_pendulum": Start(("env=inverted_pendulum", "ppo=inverted_pendulum_brax"), ("ppo.batch_size=128",)),
-    "ant": Start(("env=ant", "ppo=ant"), ("ppo.num_envs=256", "ppo.batch_size=64"), rsl_rl=True),
+    "ant": Start(("env=ant", "ppo=ant"), ("ppo.num_envs=256", "ppo.batch_size=64")),
     "humanoid": Start(
-        ("env=humanoid", "ppo=humanoid"),
-        ("ppo.num_envs=256", "ppo.batch_size=128", "ppo.num_minibatches=4"),
-        rsl_rl=True,
+        ("env=humanoid", "ppo=humanoid"), ("ppo.num_envs=256", "ppo.batch_size=128", "ppo.num_minibatches=4")
     ),
 }
 
@@ -153,17 +150,15 @@ def legs(on_cpu: bool) -> list[list[Leg]]:
 
 
 def start_legs(name: str, on_cpu: bool) -> Iterator[Leg]:
-    """Yields the sides of a task with the same settings, cold, and those of JAX also warm."""
+    """Yields the sides of a task with the same settings, cold and warm."""
     task = START[name]
     settings = (*task.settings, *(task.cut if on_cpu else ()), "eval.num_evals=0")
     settings = (*settings, f"total_steps={task.iterations * _steps(settings)}")
-    rivals = ("brax", "rsl_rl") if task.rsl_rl and not on_cpu else ("brax",)
     for warm in (False, True):
         for backend in [name for name in task.ours if on_cpu or name != "native"] or ("",):
             chosen = (*settings, *([f"env.backend={backend}"] if backend else []))
-            for side in ("ours", *(rivals if backend != "native" else ())):
-                if not warm or side != "rsl_rl":
-                    yield Leg("start", name, side, backend, warm, chosen, LIMIT)
+            for side in ("ours",) if backend == "native" else ("ours", "brax"):
+                yield Leg("start", name, side, backend, warm, chosen, LIMIT)
 
 
 @functools.cache
