@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PLAYGROUND := .venv-playground
+RIVALS := $(patsubst scripts/rivals/requirements-%.txt,.rivals/%/installed,$(wildcard scripts/rivals/*.txt))
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # A shell command, not a sub-make: a recipe line with $(MAKE) would run under `make -n` too.
@@ -61,15 +62,16 @@ recovery: $(STAMP) ## Train at a rate far too high, with second attempts and wit
 # With MINUTES a new race starts; without it the newest sitting is continued.
 LIMIT = $(if $(MINUTES),--minutes $(MINUTES))
 
-bench: $(STAMP) ## Measure times to a return, starts, speed and guards beside rivals, into docs/benchmarks.md; hours, resumes
+bench: $(STAMP) $(RIVALS) ## Measure times to a return, starts, speed and guards beside rivals, into docs/benchmarks.md; hours, resumes
 	$(BIN)/python -m scripts.bench $(LIMIT) $(ARGS)
 
-race: $(STAMP) ## Measure whole processes beside Brax's, SB3's, SBX's PPO in one sitting: make race MINUTES=90; without, hours
+race: $(STAMP) $(RIVALS) ## Measure whole processes beside Brax's, SB3's, SBX's PPO in one sitting: make race MINUTES=90; without, hours
 	$(BIN)/python -m scripts.bench --only threshold --only start $(LIMIT) $(if $(MINUTES),--new) $(ARGS)
 
 gpu: MINUTES ?= 60
-gpu: $(STAMP) ## Measure an NVIDIA GPU with CUDA 12 within an hour, most telling first; again continues after a cut
+gpu: $(STAMP) .rivals/brax/installed ## Measure an NVIDIA GPU with CUDA 12 within an hour, most telling first; again continues after a cut
 	$(BIN)/python $(PIP_INSTALL) -e ".[cuda12]"
+	.rivals/brax/bin/python $(PIP_INSTALL) "$$(sed -n 's/^jax==/jax[cuda12]==/p' scripts/rivals/requirements-brax.txt)"
 	$(BIN)/python -m scripts.bench --gpu $(LIMIT) $(ARGS)
 
 docs: $(STAMP) ## Write the page of all configuration keys, and the site to site/
@@ -128,4 +130,10 @@ $(PLAYGROUND)/.installed: pyproject.toml requirements.lock
 	@echo "rlstable: installing MuJoCo Playground into $(PLAYGROUND), about a minute"
 	@$(PLAYGROUND)/bin/python $(PIP_INSTALL) -r requirements.lock
 	@$(PLAYGROUND)/bin/python $(PIP_INSTALL) -c requirements.lock -e ".[playground]"
+	@touch $@
+
+.rivals/%/installed: scripts/rivals/requirements-%.txt
+	@$(CHECK_PYTHON) && $(PYTHON) -m venv --clear .rivals/$*
+	@echo "rlstable: installing the rival $* into .rivals/$*, some minutes"
+	@.rivals/$*/bin/python $(PIP_INSTALL) -r $<
 	@touch $@

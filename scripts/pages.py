@@ -9,7 +9,6 @@ from scripts import results
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Returns the lines of a Markdown table."""
     rule = ["---" if column in left else "---:" for column in range(len(header))]
     return [f"| {' | '.join(cells)} |".replace("\n", " ") for cells in (header, rule, *rows)]
 
@@ -37,7 +36,6 @@ def fill(path: Path, parts: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def picture(path: Path, dpi: int = 130, tight: bool = True, **layout: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields a Matplotlib figure and its axes, then saves the figure."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,14 +1,12 @@
-"""Runs processes as a user starts them, measures their time and memory, and makes the rivals' virtual environments."""
+"""Runs processes as a user starts them, measures their time and memory, and finds the rivals' interpreters."""
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import re
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,8 +22,6 @@ _NOT_PASSED_ON = re.compile("PYTHON(PATH|STARTUP|DONTWRITEBYTECODE)|JAX_COMPILAT
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Measurements of a process."""
-
     started: float  # time of the start, in seconds since the epoch, the clock of the process's own lines
     seconds: float  # wall time
     cpu: float  # CPU seconds; few beside `seconds` times the cores if other processes were running
@@ -70,7 +66,10 @@ def _cpu_of_children() -> float:
 
 
 def _memory_mb(pid: int) -> float:
-    """Returns the peak of the host memory of a process; 0 where the system does not report it."""
+    """Returns the peak of the host memory of a process; 0 where the system does not report it.
+
+    `ru_maxrss` would include the memory of this process, which a new process inherits through `exec`.
+    """
     with contextlib.suppress(OSError):
         found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) / 1024 if found else 0.0
@@ -82,22 +81,9 @@ def pins(rival: str) -> dict[str, str]:
     return dict(line.split("==") for line in lines)
 
 
-def python_of(rival: str, venvs: Path, gpu: bool) -> Path:
-    """Returns the interpreter of a rival's virtual environment, and makes the environment if it is missing or stale."""
-    wanted = [f"jax[cuda12]=={v}" if gpu and n == "jax" else f"{n}=={v}" for n, v in pins(rival).items()]
-    digest = hashlib.blake2s("\n".join([sys.version, *wanted]).encode()).hexdigest()
-    folder = venvs.absolute() / rival
-    python, stamp = folder / "bin" / "python", folder / "installed"
-    if not (stamp.exists() and stamp.read_text() == digest):
-        print(f"bench: installing {rival} into {folder}, some minutes", file=sys.stderr, flush=True)
-        _install([sys.executable, "-m", "venv", "--clear", str(folder)], rival)
-        _install([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], rival)
-        stamp.write_text(digest)
+def python_of(rival: str) -> Path:
+    """Returns the interpreter of a rival's virtual environment, which `make` makes."""
+    python = ROOT / ".rivals" / rival / "bin" / "python"
+    if not python.exists():
+        raise ConfigError(f"{rival} is not installed; say: make .rivals/{rival}/installed")
     return python
-
-
-def _install(command: Sequence[str], rival: str) -> None:
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    if done.returncode:
-        message = last_line(done.stderr) or last_line(done.stdout) or "no error message"
-        raise ConfigError(f"cannot make the environment of {rival}: {message}")

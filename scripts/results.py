@@ -1,5 +1,9 @@
-"""Files of results: a JSON object per line, so that a measurement that was stopped can resume."""
+"""Files of results and the options of the commands that write them.
 
+A result is a JSON object on a line of its own, so that a measurement that was stopped can resume.
+"""
+
+import argparse
 import functools
 import json
 import os
@@ -7,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,20 @@ from rlstable.device import machine
 from scripts.process import ROOT, environment, last_line
 
 Row = dict[str, Any]
+
+
+def study_parser(doc: str | None, results: Path, **choices: Collection[str]) -> argparse.ArgumentParser:
+    """Returns the parser of a command that adds rows to a file of results and writes the page beside the file.
+
+    Each keyword is an option that selects some of its choices, by default all. The option can be repeated.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=results, help="file of the results; the page goes beside it")
+    parser.add_argument("--page", action="store_true", help="write the page and train nothing")
+    for name, allowed in choices.items():
+        shown = None if len(allowed) < 6 else name.upper()
+        parser.add_argument(f"--{name}", action="append", choices=allowed, metavar=shown, help="default: all")
+    return parser
 
 
 def read(path: Path) -> list[Row]:
@@ -34,19 +52,11 @@ def add(path: Path, rows: Iterable[Row]) -> None:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def check_writable(path: Path) -> None:
-    """Raises ConfigError if a file cannot be written, before hours are spent on measuring."""
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"cannot write to {path}")
-
-
 def matching(rows: Sequence[Row], **wanted: Any) -> list[Row]:
-    """Returns the rows that have all wanted values."""
     return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
 
 
 def trips(metrics: Row) -> dict[str, int]:
-    """Returns the trips by guard from a row of metrics, without guards that never tripped."""
     counts = {name.split("/")[1]: count for name, count in metrics.items() if re.fullmatch("guards/[^/]+/trips", name)}
     return {name: int(count) for name, count in counts.items() if count}
 
@@ -72,11 +82,7 @@ def commit() -> str | None:
     """Returns the commit of a checkout, with "+" if its code was changed since; None without a repository."""
 
     def git(*arguments: str) -> str:
-        command = ["git", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
-    try:
-        changed = git("status", "--porcelain", "--", "rlstable", "configs", "scripts")
-        return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    changed = git("status", "--porcelain", "--", "rlstable", "configs", "scripts")
+    return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "") or None

@@ -12,6 +12,7 @@ again that it has. The benchmark can be stopped at any time; a process that --mi
 
 import datetime
 import functools
+import itertools
 import math
 import platform
 import signal
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlstable.config import ConfigError
-from scripts import arguments, results
+from scripts import results
 from scripts.bench import leg as legs
 from scripts.bench import page, tasks
 from scripts.bench.leg import Leg
@@ -47,22 +48,17 @@ def in_turn(groups: Sequence[Sequence[Leg]], rounds: int) -> Iterator[tuple[int,
     Every round of a group starts with another leg. Guards have one round, which times many pairs.
     """
     for several in (groups[:1], groups[1:]):
-        for number in range(1, rounds + 1):
-            for own in several:
-                shift = (number - 1) % max(len(own), 1)
-                for leg in (*own[shift:], *own[:shift]):
-                    if number == 1 or leg.measure != "guards":
-                        yield number, leg
+        for number, own in itertools.product(range(1, rounds + 1), several):
+            shift = (number - 1) % max(len(own), 1)
+            for leg in (*own[shift:], *own[:shift]):
+                if number == 1 or leg.measure != "guards":
+                    yield number, leg
 
 
 def asked_for(args: Namespace, on_cpu: bool) -> list[tuple[int, Leg]]:
-    chosen = [
-        (number, leg)
-        for number, leg in in_turn(tasks.legs(on_cpu), args.rounds)
-        if leg.measure in (args.only or tasks.MEASURES)
-        and leg.task in (args.task or tasks.TASKS)
-        and leg.side in (args.side or tasks.SIDES)
-    ]
+    only, task, side = args.only or tasks.MEASURES, args.task or tasks.TASKS, args.side or tasks.SIDES
+    every = in_turn(tasks.legs(on_cpu), args.rounds)
+    chosen = [(n, leg) for n, leg in every if leg.measure in only and leg.task in task and leg.side in side]
     if not chosen:
         raise ConfigError("no measurement has that measure, task and side on this device")
     return chosen
@@ -78,8 +74,7 @@ def sitting_of(args: Namespace, rows: Sequence[Row], kind: str) -> str:
 
 def run(args: Namespace, device: Row) -> tuple[list[str], list[str]]:
     """Measures what the sitting lacks, and returns what did not fit into the time and what failed."""
-    results.check_writable(args.out)
-    rows, kind, gpu = results.read(args.out), device["kind"], device["platform"] == "gpu"
+    rows, kind = results.read(args.out), device["kind"]
     end = math.inf if args.minutes is None else time.monotonic() + 60 * args.minutes
     sitting, failed, broken = sitting_of(args, rows, kind), [], set()
     missing = [
@@ -91,7 +86,7 @@ def run(args: Namespace, device: Row) -> tuple[list[str], list[str]]:
         if broken & {leg.side, str(leg)}:
             continue
         try:
-            found = legs.run(leg, number, gpu, end)
+            found = legs.run(leg, number, end)
         except legs.OutOfTime:
             return [f"round {number}: {leg}" for number, leg in missing[index:]], failed
         except ConfigError as error:
@@ -109,8 +104,8 @@ def run(args: Namespace, device: Row) -> tuple[list[str], list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     choices = {"only": tasks.MEASURES, "task": tasks.TASKS, "side": tasks.SIDES}
-    parser = arguments.study_parser(__doc__, Path("docs/bench.jsonl"), **choices)
-    parser.add_argument("--rounds", type=arguments.whole(1), default=3, help="processes per side; default: 3")
+    parser = results.study_parser(__doc__, Path("docs/bench.jsonl"), **choices)
+    parser.add_argument("--rounds", type=int, default=3, help="processes per side; default: 3")
     parser.add_argument("--minutes", type=float, help="time for all; default: no limit")
     parser.add_argument("--new", action="store_true", help="start a new sitting instead of continuing the newest")
     parser.add_argument("--gpu", action="store_true", help="an error without a GPU")

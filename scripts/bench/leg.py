@@ -17,14 +17,10 @@ from rlstable.config import Config, ConfigError
 from scripts.process import REQUIREMENTS, ROOT, Outcome, environment, python_of, watch
 from scripts.results import Row
 
-VENVS = Path(".rivals")
 _SIZES = ("policy_hidden_layer_sizes", "value_hidden_layer_sizes")
 _SCRIPTS = {"brax": "brax_ppo.py", "sb3": "sb3_ppo.py", "sbx": "sb3_ppo.py"}
 _STOPPED = range(3, 11)  # exit codes of runs that guards or the supervisor stopped
-_COLUMNS = {
-    "time": "time", "step": "step", "value": "eval/episode_reward", "evaluating": "eval/epoch_eval_time",
-    "device_peak_mb": "memory/device_peak_mb",
-}  # fmt: skip
+_COLUMNS = {"time": "time", "step": "step", "value": "eval/episode_reward", "evaluating": "eval/epoch_eval_time"}
 
 
 class OutOfTime(ConfigError):
@@ -51,7 +47,7 @@ class Leg:
         return json.dumps(self.settings) if isinstance(self.settings, Mapping) else " ".join(self.settings)
 
 
-def run(leg: Leg, seed: int, gpu: bool, end: float = math.inf) -> Row:
+def run(leg: Leg, seed: int, end: float = math.inf) -> Row:
     """Runs a leg until it ends or reaches its limit, and returns its measurements.
 
     A warm leg runs twice with one folder of compiled programs; the second process is measured.
@@ -61,31 +57,27 @@ def run(leg: Leg, seed: int, gpu: bool, end: float = math.inf) -> Row:
     """
     with tempfile.TemporaryDirectory() as cache:
         if leg.warm:
-            _run(leg, seed, gpu, cache, end)
-        return _run(leg, seed, gpu, cache, end)
+            _run(leg, seed, cache, end)
+        return _run(leg, seed, cache, end)
 
 
-def _run(leg: Leg, seed: int, gpu: bool, cache: str, end: float) -> Row:
-    remaining = end - time.monotonic()
+def _run(leg: Leg, seed: int, cache: str, end: float) -> Row:
     with tempfile.TemporaryDirectory() as name:
-        folder, limit = Path(name), min(leg.limit, remaining)
-        outcome = watch(command_of(leg, seed, folder, gpu), environment(**caching(leg, cache)), folder, limit)
+        folder, limit = Path(name), min(leg.limit, end - time.monotonic())
+        outcome = watch(command_of(leg, seed, folder), environment(**caching(leg, cache)), folder, limit)
         common = {"limit": round(limit, 2), "ran": round(outcome.seconds, 2), "cpu": round(outcome.cpu, 2)}
         points = read_points(leg, folder)
-        reached = leg.threshold is not None and _first_at(points, leg.threshold) is not None
-        if outcome.code is None and not reached and (limit < leg.limit or leg.measure == "guards"):
-            raise OutOfTime(f"{leg} was stopped after {outcome.seconds:,.0f} s")
-        if leg.measure == "guards":
-            if outcome.code:
-                raise _error(leg, outcome)
-            return common | dict(json.loads(outcome.last_line))
         common |= {"ending": ending_of(leg, points, outcome, folder), "peak_mb": outcome.peak_mb}
+    if common["ending"] == "time limit" and (limit < leg.limit or leg.measure == "guards"):
+        raise OutOfTime(f"{leg} was stopped after {outcome.seconds:,.0f} s")
+    if leg.measure == "guards":
+        return common | dict(json.loads(outcome.last_line))
     if leg.measure == "threshold":
         return common | threshold_result(points, leg.threshold or 0.0, outcome)
     return common | start_result(points, outcome)
 
 
-def command_of(leg: Leg, seed: int, folder: Path, gpu: bool) -> list[str]:
+def command_of(leg: Leg, seed: int, folder: Path) -> list[str]:
     if leg.measure == "guards":
         return [sys.executable, "-m", "scripts.bench.pairs", *leg.settings]
     if leg.side == "ours":
@@ -95,9 +87,8 @@ def command_of(leg: Leg, seed: int, folder: Path, gpu: bool) -> list[str]:
         settings = {**leg.settings, "library": leg.side, "seed": seed, "threshold": leg.threshold}
     else:
         settings = brax_settings(compose(list(leg.settings)), seed, leg.threshold)
-    python = python_of(leg.side, VENVS, gpu and leg.side == "brax")
     script = REQUIREMENTS / _SCRIPTS[leg.side]
-    return [str(python), str(script), json.dumps(settings), str(folder / "lines.jsonl")]
+    return [str(python_of(leg.side)), str(script), json.dumps(settings), str(folder / "lines.jsonl")]
 
 
 def caching(leg: Leg, cache: str) -> dict[str, str]:
@@ -148,25 +139,19 @@ def ending_of(leg: Leg, points: Sequence[Row], outcome: Outcome, folder: Path) -
         return "reached"
     if outcome.code is None:
         return "time limit"
-    if outcome.code == 0 and points:
+    if outcome.code == 0 and (points or leg.measure == "guards"):
         return "all steps"
     if leg.side == "ours" and outcome.code in _STOPPED:
         return str(json.loads((folder / "run" / "result.json").read_text())["stop_reason"])
-    raise _error(leg, outcome)
-
-
-def _error(leg: Leg, outcome: Outcome) -> ConfigError:
-    return ConfigError(f"{leg} ended with exit code {outcome.code}: {outcome.last_line[:300]}")
+    raise ConfigError(f"{leg} ended with exit code {outcome.code}: {outcome.last_line[:300]}")
 
 
 def start_result(points: Sequence[Row], outcome: Outcome) -> Row:
-    """Returns the seconds to the first iteration, and the median speed after the second."""
     late = points[1:]
     gaps = [(b["step"] - a["step"]) / (b["time"] - a["time"]) for a, b in itertools.pairwise(late)]
     return {
         "first": round(points[0]["time"] - outcome.started, 2) if points else None,
         "steady_sps": statistics.median(gaps) if gaps else None,
-        "device_peak_mb": points[-1].get("device_peak_mb") if points else None,
         "iterations": len(points),
     }
 

@@ -1,10 +1,9 @@
 """The tables of docs/benchmarks.md, a part per platform, and the table of the README."""
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from scripts import pages, results
 from scripts.bench.tasks import FIRST, MEASURES, SIDES, THRESHOLD
@@ -23,12 +22,10 @@ Cells = list[tuple[str, ...]]
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """Returns the median of the values that are not None; None without values."""
-    known = sorted(value for value in values if value is not None)
-    if math.inf in known:
-        # The upper of the two middle values, because the mean of a number and infinity is not a time.
-        return known[len(known) // 2]
-    return float(np.median(known)) if known else None
+    known = [value for value in values if value is not None]
+    # Of infinite times the upper of the two middle values, because the mean of a number and infinity is not a time.
+    middle = statistics.median_high if math.inf in known else statistics.median
+    return float(middle(known)) if known else None
 
 
 def digits(value: float) -> str:
@@ -39,14 +36,11 @@ def digits(value: float) -> str:
 def spread(values: Iterable[float | None], least: float = math.inf) -> str:
     """Returns the median and the range; empty without values. Infinity is shown as more than `least`."""
     known = [value for value in values if value is not None]
-    middle = median(known)
-
-    def show(value: float) -> str:
-        return f"> {digits(least)}" if math.isinf(value) else digits(value)
-
-    if middle is None:
+    if not known:
         return ""
-    return show(middle) + ("" if len(known) == 1 else f" [{show(min(known))}, {show(max(known))}]")
+    numbers = (median(known) or 0.0, min(known), max(known))
+    middle, *ends = (f"> {digits(least)}" if math.isinf(value) else digits(value) for value in numbers)
+    return middle + ("" if len(known) == 1 else f" [{', '.join(ends)}]")
 
 
 def times(rows: Sequence[Row]) -> tuple[list[float], float]:
@@ -56,7 +50,6 @@ def times(rows: Sequence[Row]) -> tuple[list[float], float]:
 
 
 def sides_of(rows: Sequence[Row]) -> dict[tuple[str, str, bool], list[Row]]:
-    """Returns the rows by side, case and whether warm, cold first."""
     order = sorted({(row["warm"], SIDES.index(row["side"]), row["case"]) for row in rows})
     keys = [(SIDES[side], case, warm) for warm, side, case in order]
     return {(s, c, w): results.matching(rows, side=s, case=c, warm=w) for s, c, w in keys}
@@ -140,15 +133,12 @@ def write(rows: Sequence[Row], page: Path, readme: Path) -> None:
 def costs(rows: Sequence[Row]) -> str:
     """Returns the README's paragraph and table from the newest sitting that has every side; empty without one."""
     own = results.matching(rows, measure="threshold", task=FIRST)
-    for sitting in sorted({row["sitting"] for row in own}, reverse=True):
-        by = sides_of(results.matching(own, sitting=sitting))
-        if all((*key, False) in by for key in COST_LABELS):
-            return _costs(by, sitting)
-    return ""
-
-
-def _costs(by: dict[tuple[str, str, bool], list[Row]], sitting: str) -> str:
-    lines = []
+    sittings = {row["sitting"]: sides_of(results.matching(own, sitting=row["sitting"])) for row in own}
+    whole = {name: by for name, by in sittings.items() if all((*key, False) in by for key in COST_LABELS)}
+    if not whole:
+        return ""
+    sitting, lines = max(whole), []
+    by = whole[sitting]
     for (side, case), text in COST_LABELS.items():
         both = [times(by.get((side, case, warm), [])) for warm in (False, True)]
         lines.append((text, *(spread([median(seconds)], least) for seconds, least in both)))

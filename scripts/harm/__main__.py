@@ -1,7 +1,6 @@
 """Compares returns with the default guards and without guards, on small environments as users write them.
 
 python -m scripts.harm                  # all cases, one line per case; resumes where it stopped
-python -m scripts.harm --only sparse    # some cases
 python -m scripts.harm --page           # docs/harm.md from the results
 
 All seeds of a case train in one program. A return is that of the last policy, not of the best one.
@@ -21,7 +20,7 @@ import numpy as np
 import rlstable
 from rlstable.policy import statistics
 from rlstable.supervise.stop_reasons import FROM_OUTSIDE
-from scripts import arguments, pages, results
+from scripts import pages, results
 from scripts.harm.environments import CASES, Case, Point
 from scripts.results import Row
 
@@ -32,7 +31,6 @@ PPO = {"num_envs": 32, "batch_size": 32, "num_minibatches": 8, "unroll_length": 
 
 
 def run_case(name: str, guards: str, seeds: Sequence[int]) -> Row:
-    """Trains the seeds of one side of a case in one program."""
     case: Case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         result = rlstable.fit(
@@ -87,29 +85,31 @@ def compare(rows: Sequence[Row], name: str) -> dict[str, Any] | None:
     return {**found, **sums, "difference": difference}
 
 
+def line_of(rows: Sequence[Row], name: str) -> list[str]:
+    """Returns a case's line of the page; empty if a side is missing."""
+    found = compare(rows, name)
+    if found is None:
+        return []
+    off, default, share = found["off"], found["default"], found["difference"]
+    interval = f"{100 * share.value:+.0f} % [{100 * share.low:+.0f}, {100 * share.high:+.0f}]"
+    numbers = [f"{value:,.4g}" for value in (found["idle"], off.mean(), off.min(), default.mean(), default.min())]
+    for place, side in ((1, "off"), (3, "default")):
+        if found[f"lost_{side}"]:
+            numbers[place] = f"{found[f'lost_{side}']} seeds lost"
+    if found["lost_off"] == off.size:
+        interval = "no return without guards"
+    return [name, CASES[name].text, str(off.size), *numbers, interval, f"{found['trips']} / {found['rollbacks']}"]
+
+
 def write_page(rows: Sequence[Row], path: Path) -> None:
-    """Writes the page beside the results."""
-    lines = []
-    for name, case in CASES.items():
-        found = compare(rows, name)
-        if found is None:
-            continue
-        off, default, share = found["off"], found["default"], found["difference"]
-        interval = f"{100 * share.value:+.0f} % [{100 * share.low:+.0f}, {100 * share.high:+.0f}]"
-        shown = (found["idle"], off.mean(), off.min(), default.mean(), default.min())
-        numbers = [f"{value:,.4g}" for value in shown]
-        for place, side in ((1, "off"), (3, "default")):
-            if found[f"lost_{side}"]:
-                numbers[place] = f"{found[f'lost_{side}']} seeds lost"
-        if found["lost_off"] == off.size:
-            interval = "no return without guards"
-        lines.append([name, case.text, str(found["off"].size), *numbers, interval,
-                      f"{found['trips']} / {found['rollbacks']}"])  # fmt: skip
-    header = ["case", "environment", "seeds", "action 0", "off", "off, least", "default", "default, least",
-              "difference [95 %]", "trips / rollbacks"]  # fmt: skip
-    path.write_text(_TEXT + "\n".join(pages.table(header, lines, (0, 1))) + "\n")
+    lines = [line for name in CASES if (line := line_of(rows, name))]
+    path.write_text(_TEXT + "\n".join(pages.table(_HEADER, lines, (0, 1))) + "\n")
 
 
+_HEADER = (
+    "case", "environment", "seeds", "action 0", "off", "off, least", "default", "default, least", "difference [95 %]",
+    "trips / rollbacks",
+)  # fmt: skip
 _TEXT = f"""# Default guards beside none, on {len(CASES)} small environments
 
 No guard or limiter may cost return. `make harm` trains each environment of `scripts/harm/environments.py` with
@@ -121,9 +121,9 @@ interval is below -{100 * ALLOWED:.0f} % is a defect. A lost seed, whose policy 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments.study_parser(__doc__, Path("docs/harm.jsonl"), only=CASES)
-    parser.add_argument("--seeds", type=arguments.whole(2), default=8, help="seeds per side; default: 8")
-    parser.add_argument("--first", type=arguments.whole(0), default=0, help="first seed; default: 0")
+    parser = results.study_parser(__doc__, Path("docs/harm.jsonl"), only=CASES)
+    parser.add_argument("--seeds", type=int, default=8, help="seeds per side; default: 8")
+    parser.add_argument("--first", type=int, default=0, help="first seed; default: 0")
     asked = parser.parse_args(argv)
     seeds = range(asked.first, asked.first + asked.seeds)
     for name in () if asked.page else asked.only or CASES:
@@ -131,14 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             known = results.matching(results.read(asked.out), case=name, guards=side)
             if not any(set(seeds) <= set(row["seeds"]) for row in known):
                 results.add(asked.out, [run_case(name, side, seeds)])
-        found = compare(results.read(asked.out), name)
-        assert found is not None
-        print(
-            f"{name:20} idle {found['idle']:.4g} off {found['off'].mean():.4g} (least {found['off'].min():.4g}) "
-            f"default {found['default'].mean():.4g} (least {found['default'].min():.4g}) "
-            f"{100 * found['difference'].value:+.1f} % trips {found['trips']} rollbacks {found['rollbacks']}",
-            flush=True,
-        )
+        print(", ".join(line_of(results.read(asked.out), name)), flush=True)
     write_page(results.read(asked.out), asked.out.with_suffix(".md"))
 
 

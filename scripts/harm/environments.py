@@ -16,8 +16,6 @@ from scripts.stability.tasks import Point as Physics
 
 
 class Point:
-    """Points on lines, pushed by the actions."""
-
     backend = None
 
     def __init__(

@@ -1,7 +1,6 @@
 """Trains with a learning rate that is far too high, with and without the supervisor.
 
 python -m scripts.recovery                       # all cases, one line per seed; resumes where it stopped
-python -m scripts.recovery --only supervised     # some cases
 python -m scripts.recovery --page                # docs/recovery.md and its picture from the results
 
 Runs train as a user would start them, one after another. Policies are evaluated on the same episodes.
@@ -24,7 +23,7 @@ from rlstable.policy import load_policy
 from rlstable.policy.evaluator import PolicySnapshot, make_evaluator
 from rlstable.ppo.networks import Networks
 from rlstable.runner.loop import TrainingLoop
-from scripts import arguments, pages, results
+from scripts import pages, results
 from scripts.results import Row, matching
 from scripts.rivals import brax_rival
 from scripts.survival import __main__ as survival
@@ -36,12 +35,12 @@ WATCHED = (
     "guards=off", "guards.finite_state.enabled=true", "guards.policy.enabled=true", "guards.value_loss.enabled=true",
 )  # fmt: skip
 TASK = survival.STEADY
-CASES: dict[str, tuple[str, ...]] = {
-    "clean": WATCHED,
-    "unwatched": (*TOO_HIGH, "guards=off"),
-    "unsupervised": (*TOO_HIGH, *WATCHED, "supervise=off"),
-    "supervised": (*TOO_HIGH, *WATCHED),
-    "limited": (*TOO_HIGH, "guards=default", "supervise=off"),
+CASES: dict[str, tuple[str, tuple[str, ...]]] = {  # label and settings
+    "clean": ("the rate of the task, watched, supervised", WATCHED),
+    "unwatched": ("0.3, not watched", (*TOO_HIGH, "guards=off")),
+    "unsupervised": ("0.3, watched, no second attempt", (*TOO_HIGH, *WATCHED, "supervise=off")),
+    "supervised": ("0.3, watched, supervised", (*TOO_HIGH, *WATCHED)),
+    "limited": ("0.3, guards=default, no second attempt", (*TOO_HIGH, "guards=default", "supervise=off")),
 }
 EVALUATIONS = 20
 
@@ -86,15 +85,6 @@ def run_case(case: str, seeds: int, out: Path, overrides: Sequence[str]) -> None
         print(f"{case:13} seed {seed} {ended}", flush=True)
 
 
-LABELS = {
-    "clean": "the rate of the task, watched, supervised",
-    "unwatched": "0.3, not watched",
-    "unsupervised": "0.3, watched, no second attempt",
-    "supervised": "0.3, watched, supervised",
-    "limited": "0.3, guards=default, no second attempt",
-}
-
-
 def spread(numbers: Sequence[float], form: str = ",.0f") -> str:
     return f"{np.median(numbers):{form}} [{min(numbers):{form}}, {max(numbers):{form}}]"
 
@@ -106,7 +96,7 @@ def _cells(case: str, rows: Sequence[Row], clean: float) -> tuple[str, ...]:
     saved = spread(best) if len(best) == len(rows) else f"none in {len(rows) - len(best)} of {len(rows)}"
     rollbacks, rates = [len(row["remedies"]) for row in rows], [row["rate"] for row in rows]
     share = spread([value / clean for value in last], ".2f")
-    return LABELS[case], endings, spread(last), share, saved, spread(rollbacks), spread(rates, ".2g")
+    return CASES[case][0], endings, spread(last), share, saved, spread(rollbacks), spread(rates, ".2g")
 
 
 def write(rows: Sequence[Row], out: Path) -> None:
@@ -121,7 +111,7 @@ def write(rows: Sequence[Row], out: Path) -> None:
         lines += ["", "Remedies of the supervised seeds, in order:", ""]
         lines += [f"- {order or 'none'}: {count} seeds" for order, count in orders.most_common()]
     lines += ["", f"Settings, as `python -m rlstable.train` takes them, after `{' '.join(TASK)}`:", ""]
-    lines += [f"- {LABELS[case]}: `{' '.join(CASES[case])}`, {len(own)} seeds" for case, own in by.items()]
+    lines += [f"- {CASES[case][0]}: `{' '.join(CASES[case][1])}`, {len(own)} seeds" for case, own in by.items()]
     pages.fill(out.parent / "recovery.md", {"results": "\n".join([*lines, "", pages.machine()])})
     _draw(by, out.parent / "recovery.png")
 
@@ -140,18 +130,18 @@ def _draw(by: Mapping[str, Sequence[Row]], path: Path) -> None:
                 ticks = np.array(row["back_at"]) / 1000
                 axes.plot(ticks, [-60] * len(ticks), "|", color="black", markersize=7)
             axes.set_xlim(0, 1.05 * max(row["steps"] for own in by.values() for row in own) / 1000)
-            axes.set_title("\n".join(LABELS[case].split(", ", 1)), fontsize=8)
+            axes.set_title("\n".join(CASES[case][0].split(", ", 1)), fontsize=8)
             pages.plain(axes, "thousand steps")
         panels[0][0].set_ylabel("return, every seed", fontsize=8)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments.study_parser(__doc__, Path("docs/recovery.jsonl"), only=CASES)
-    parser.add_argument("--seeds", type=arguments.whole(1), default=5, help="default: 5")
+    parser = results.study_parser(__doc__, Path("docs/recovery.jsonl"), only=CASES)
+    parser.add_argument("--seeds", type=int, default=5, help="default: 5")
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
     for case in () if asked.page else asked.only or CASES:
-        run_case(case, asked.seeds, asked.out, [*TASK, *CASES[case]])
+        run_case(case, asked.seeds, asked.out, [*TASK, *CASES[case][1]])
     write(results.read(asked.out), asked.out)
 
 

@@ -102,7 +102,6 @@ def _table(keys: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """Returns a value as the user types it."""
     if value is None:
         return "null"
     if isinstance(value, dict):
@@ -153,13 +152,12 @@ def _groups() -> str:
     rows = []
     root = config_dir()
     for folder in sorted({path.parent for path in root.rglob("*.yaml")} - {root}):
-        names = ", ".join(f"`{path.stem}`" for path in sorted(folder.glob("*.yaml")))
-        rows.append((f"`{folder.relative_to(root)}`", names))
+        names = (f"`{path.stem}`" for path in sorted(folder.glob("*.yaml")))
+        rows.append((f"`{folder.relative_to(root)}`", ", ".join(names)))
     return "\n".join(table(("group", "choices"), rows, range(2)))
 
 
 def page_of_signs(text: str) -> str:
-    """Returns docs/nan.md with the present table of signs."""
     rows = {}
     for sign in diagnosis.SIGNS:
         name = sign.name.split("/")[0]

@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 from brax import envs
 from brax.training.agents.ppo import networks as ppo_networks
 from brax.training.agents.ppo import train as ppo
@@ -30,14 +29,8 @@ def main(settings: dict[str, Any], path: Path) -> None:
     def progress(step: int, metrics: dict[str, Any]) -> None:
         """Writes a line; `ppo.train` calls this function after every epoch and evaluation."""
         value = metrics.get("eval/episode_reward")
-        stats = jax.local_devices()[0].memory_stats() or {}
-        write_line(
-            lines,
-            step=int(step),
-            value=None if value is None else float(value),
-            evaluating=float(metrics.get("eval/epoch_eval_time", 0.0)),
-            device_peak_mb=stats["peak_bytes_in_use"] / 2**20 if "peak_bytes_in_use" in stats else None,
-        )
+        shown = None if value is None else float(value)
+        write_line(lines, step=int(step), value=shown, evaluating=float(metrics.get("eval/epoch_eval_time", 0.0)))
         if value is not None and threshold is not None and value >= threshold:
             raise Reached
 

@@ -34,8 +34,6 @@ CACHE = Path(__file__).resolve().parents[2] / ".jax_cache"
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A bad number, its site and its probability."""
-
     site: str = "none"  # one of `SITES`
     value: float = math.nan  # the bad number
     probability: float = 0.0  # probability per environment and step; at site `all` per step, at site `reset` per reset
@@ -60,15 +58,9 @@ def bad_positions(physics: Any, value: jax.Array, hit: jax.Array) -> Any:
 class FaultyBraxEnv(Wrapper):
     """A Brax environment with random faults, which are the same for the same seed.
 
-    | site | changed in the state that `step` returns |
-    | --- | --- |
-    | `physics` | the first position in the physics, and the observation's first element; reward and `done` stay |
-    | `all` | the same, in every environment at the same step |
-    | `warm_start` | the first element of the solver's warm start, which only the backend mjx has |
-    | `observation`, `reward`, `done` | the (first) number |
-    | `metrics` | the first metric; an environment without metrics gets one, `fault_probe` |
-    | `info` | an extra leaf `fault_probe`, 0 without a fault |
-    | `reset` | the observation's first element, in the state that `reset` returns |
+    The first number of a site becomes bad in the state that `step` returns: `physics` in its position and in the
+    observation, `all` the same in every environment at the same step, `warm_start` in that of MJX's solver, `metrics`
+    in the first metric or `fault_probe`, `info` in a leaf `fault_probe`, `reset` in what `reset` returns.
 
     Brax resets only before training and uses that first state for its automatic resets, so that a bad first state
     comes back after every episode.

@@ -2,7 +2,6 @@
 
 python -m scripts.stability                          # all missing seeds; resumes where it stopped
 python -m scripts.stability --only hopper --seeds 2  # one task, fewer seeds
-python -m scripts.stability --only point_mass --side off    # one side
 python -m scripts.stability --page                   # docs/stability.md and its picture from the results
 
 A run is a process as a user starts it, with up to eight seeds in one program, in a temporary folder. Each seed is a row
@@ -25,7 +24,7 @@ import numpy as np
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.envs.load import load_env
-from scripts import arguments, results
+from scripts import results
 from scripts.bench.leg import brax_settings
 from scripts.process import ROOT, environment, last_line
 from scripts.results import Row
@@ -61,7 +60,7 @@ TASKS: dict[str, Task] = {
     "inverted_pendulum_3e-4": Task((*_PENDULUM, "ppo.learning_rate=3e-4"), seeds=32),
     # These four have no recipe for a CPU. They use another task's recipe with its small networks.
     "inverted_double_pendulum": Task(
-        ("env=inverted_double_pendulum", "ppo=hopper_cpu", "ppo.reward_scaling=0.01", "total_steps=1000000"),
+        ("env=inverted_double_pendulum", "ppo=hopper_cpu", "ppo.reward_scaling=0.01", "total_steps=1000000")
     ),
     "reacher": Task(
         ("env=reacher", "ppo=halfcheetah_cpu", "ppo.discounting=0.95", "ppo.reward_scaling=5", "total_steps=800000"),
@@ -169,8 +168,8 @@ def run(task: str, side: str, seeds: range, out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments.study_parser(__doc__, Path("docs/stability.jsonl"), only=TASKS, side=stability_page.TITLES)
-    parser.add_argument("--seeds", type=arguments.whole(1), help="default: 8, of the inverted pendulum 32")
+    parser = results.study_parser(__doc__, Path("docs/stability.jsonl"), only=TASKS, side=stability_page.TITLES)
+    parser.add_argument("--seeds", type=int, help="default: 8, of the inverted pendulum 32")
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
     failed = 0

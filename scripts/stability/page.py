@@ -88,7 +88,6 @@ def improvement(rows: Sequence[Row], off: Sequence[Row]) -> np.ndarray:
 
 
 def numbers(by: Rows, name: str, side: str, task: Task) -> Numbers | None:
-    """Returns the measurements of a side on a task, None without rows."""
     rows, off, start = by.get((name, side), []), by.get((name, "off"), []), 0.0
     if not rows:
         return None
@@ -149,7 +148,6 @@ def interval(of: Estimate) -> str:
 
 
 def share(flags: np.ndarray) -> str:
-    """Returns how many of the seeds, as a cell."""
     return f"{int(flags.sum())} of {len(flags)} ({flags.mean():.1%})"
 
 
@@ -162,7 +160,6 @@ def answer(all_of: Mapping[str, Numbers], tasks: int) -> str:
 
 
 def lines_of(by: Rows, name: str, task: Task) -> list[list[str]]:
-    """Returns a line of the table of tasks for each side that was trained."""
     found = []
     for side, title in TITLES.items():
         rows, own = by.get((name, side), []), numbers(by, name, side, task)
@@ -198,13 +195,13 @@ def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None
     summary = [(title, str(len(present[side]) or ""), *cells(all_of.get(side), True)) for side, title in TITLES.items()]
     # Tasks with scaled rewards have a table of their own.
     lines = [line for name in shown if not tasks[name].scaled for line in lines_of(by, name, tasks[name])]
-    parts = {
-        "answer": [answer(all_of, len(shown))],
+    tables = {
         "summary": pages.table(("side", "tasks", *_COLUMNS), summary),
         "tasks": pages.table(("task", "side", *_COLUMNS, "best over best possible", "ended early"), lines, (0, 1)),
         "scales": pages.table(_SCALES, scales(by, tasks)),
     }
-    pages.fill(page, {name: "\n".join(text) for name, text in parts.items()})
+    parts = {name: "\n".join(text) for name, text in tables.items()}
+    pages.fill(page, {"answer": answer(all_of, len(shown)), **parts})
     draw(by, shown, results.parent / "stability.png")
 
 

@@ -15,8 +15,6 @@ _KEPT = 0.5  # share of the velocity that friction leaves
 
 @struct.dataclass
 class Point:
-    """Position and velocity of the point, each `[1]`, under Brax's names."""
-
     q: jax.Array
     qd: jax.Array
 
@@ -36,8 +34,7 @@ class PointMass(Env):
 
     def reset(self, rng: jax.Array) -> State:
         key, own = jax.random.split(rng)
-        point = Point(jax.random.uniform(own, (1,), minval=-0.1, maxval=0.1), jnp.zeros(1))
-        zero = jnp.zeros(())
+        point, zero = Point(jax.random.uniform(own, (1,), minval=-0.1, maxval=0.1), jnp.zeros(1)), jnp.zeros(())
         return State(point, self._seen(point), zero, zero, {}, {"key": key})
 
     def step(self, state: State, action: jax.Array) -> State:
@@ -60,8 +57,6 @@ class PointMass(Env):
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """A `PointMass` whose best return is known."""
-
     kwargs: Mapping[str, float]  # arguments of `PointMass`
     episode_length: int  # steps
     best: float  # mean return per episode; a test computes it

@@ -1,7 +1,6 @@
 """Trains with every fault: guards=off, guards=default and Brax's PPO, with several seeds.
 
 python -m scripts.survival                       # all cases, one line per case; resumes where it stopped
-python -m scripts.survival --only gradient_nan   # some cases
 python -m scripts.survival --page                # docs/survival.md and its picture from the results
 
 Policies are evaluated on the environment without the fault. Faults of the iteration are data of the program, so that
@@ -34,7 +33,7 @@ from rlstable.policy.policy import choose_action
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import TrainingLoop
-from scripts import arguments, results
+from scripts import results
 from scripts.bench.leg import brax_settings
 from scripts.results import Row
 from scripts.rivals import brax_rival
@@ -57,8 +56,6 @@ HEALTHY = {"site": "physics", "probability": 0.0}
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A fault to survive."""
-
     name: str  # its name in the table
     fault: Mapping[str, Any]  # keys of the `fault` section; `HEALTHY` for a fault outside that section
     overrides: tuple[str, ...] = ()  # further overrides of the training
@@ -71,16 +68,9 @@ class Case:
 def _cases() -> Iterator[Case]:
     later = {"start": 10}
     yield Case("clean", HEALTHY, rival="none")
-    for site, values in {
-        "physics": ("nan", "inf", 1e30),
-        "warm_start": ("nan",),
-        "observation": ("nan", "inf", 1e30),
-        "reward": ("nan", "inf"),
-        "done": ("nan",),
-        "metrics": ("nan",),
-        "info": ("nan",),
-        "reset": ("nan",),
-    }.items():
+    wild, nan = ("nan", "inf", 1e30), ("nan",)
+    sites = {"physics": wild, "warm_start": nan, "observation": wild, "reward": wild[:2], "done": nan, "metrics": nan}
+    for site, values in {**sites, "info": nan, "reset": nan}.items():
         for value in values:
             yield Case(f"{site} {value}", {"site": site, "value": value, **later}, rival=site)
     yield Case("all at once", {"site": "physics", "probability": 1.0, "iterations": 1, **later}, rival="all")
@@ -122,22 +112,19 @@ CASES = {case.name: case for case in _cases()}
 class Unstable:
     """A Brax environment that multiplies parts of its model in some episodes, so that no integrator is stable."""
 
-    def __init__(self, env: Any, factors: Mapping[str, float], share: float = 0.05):
-        self._env = env
-        self._factors = factors
-        self._share = share
+    def __init__(self, env: Any, factors: Mapping[str, float]):
+        self._env, self._factors = env, factors
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
     def reset(self, rng: jax.Array) -> Any:
         state = self._env.reset(rng)
-        wild = jax.random.bernoulli(jax.random.fold_in(rng, 1), self._share)
+        wild = jax.random.bernoulli(jax.random.fold_in(rng, 1), 0.05)
         return state.replace(info={**state.info, "wild": wild.astype(np.float32)})
 
     def step(self, state: Any, action: jax.Array) -> Any:
-        stable = self._env.unwrapped.sys
-        wild = state.info["wild"]
+        stable, wild = self._env.unwrapped.sys, state.info["wild"]
         changes = {
             name: functools.reduce(getattr, name.split("."), stable) * (1.0 + wild * (factor - 1.0))
             for name, factor in self._factors.items()
@@ -184,9 +171,9 @@ class Arena:
         return self._rows(state, (time.perf_counter() - started) / len(self._seeds))
 
     def _any_alive(self, state: Any) -> bool:
-        leaves = jax.device_get(jax.tree.leaves(sharding.first_device(state.params)))
-        finite = [np.isfinite(leaf).reshape(len(self._seeds), -1).all(axis=1) for leaf in leaves]
-        return bool(np.all(finite, axis=0).any())
+        params = jax.device_get(sharding.first_device(state.params))
+        seeds = (jax.tree.map(lambda x, i=index: x[i], params) for index in range(len(self._seeds)))
+        return any(map(brax_rival.all_finite, seeds))
 
     def _rows(self, state: Any, seconds: float) -> list[Row]:
         learned = sharding.first_device((state.params, state.normalizer))
@@ -266,8 +253,8 @@ def run_rival(task: str, case: Case, seed: int) -> Row:
 
 def main(argv: Sequence[str] | None = None) -> None:
     choices = {"task": TASKS, "side": survival_page.SIDES, "only": CASES}
-    parser = arguments.study_parser(__doc__, Path("docs/survival.jsonl"), **choices)
-    parser.add_argument("--seeds", type=arguments.whole(1), help="default: 3, and 5 for collapses")
+    parser = results.study_parser(__doc__, Path("docs/survival.jsonl"), **choices)
+    parser.add_argument("--seeds", type=int, help="default: 3, and 5 for collapses")
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
     cases = [CASES[name] for name in asked.only or CASES]
@@ -299,7 +286,6 @@ def run_side(task: str, side: str, cases: Sequence[Case], count: int | None, out
 
 
 def _arena(arenas: dict[Any, Arena], overrides: Sequence[str], seeds: range, case: Case) -> Arena:
-    """Cases with the same program share one `Arena`."""
     kind = (overrides, str(case.unstable), seeds)
     if kind not in arenas:
         arenas[kind] = Arena(compose([*overrides, "devices=1", *NO_INCIDENTS]), seeds, case.unstable)

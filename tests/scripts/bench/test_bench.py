@@ -170,7 +170,7 @@ def test_no_side_inherits_a_cache_or_a_path(monkeypatch: pytest.MonkeyPatch) -> 
 def test_warm_process_finds_compiled_programs_and_cold_process_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Path] = []
 
-    def run(leg: Leg, seed: int, gpu: bool, cache: str, end: float) -> dict[str, Any]:
+    def run(leg: Leg, seed: int, cache: str, end: float) -> dict[str, Any]:
         found = (Path(cache) / "program").exists()
         (Path(cache) / "program").touch()
         used.append(Path(cache))
@@ -178,7 +178,7 @@ def test_warm_process_finds_compiled_programs_and_cold_process_does_not(monkeypa
 
     monkeypatch.setattr(legs, "_run", run)
     warm = dataclasses.replace(LEG, warm=True)
-    assert [legs.run(leg, 1, False)["found"] for leg in (LEG, LEG, warm)] == [False, False, True]
+    assert [legs.run(leg, 1)["found"] for leg in (LEG, LEG, warm)] == [False, False, True]
     assert len(used) == 4 and not any(cache.exists() for cache in used)
 
 
@@ -201,7 +201,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the command, SB3's side being a short script in this interpreter, and returns all results so far."""
     (tmp_path / "sb3_ppo.py").write_text(FAKE)
     monkeypatch.setattr(legs, "REQUIREMENTS", tmp_path)
-    monkeypatch.setattr(legs, "python_of", lambda *args: sys.executable)
+    monkeypatch.setattr(legs, "python_of", lambda side: sys.executable)
     monkeypatch.setattr(results, "device", lambda: CPU)
 
     def command(*values: float, sleep: float = 0.0, limit: float = 60.0, more: str = "--rounds 1") -> list[Any]:
@@ -316,19 +316,3 @@ def test_timed_pairs_alternate_after_the_warm_up() -> None:
     times = pairs.in_turn([lambda: calls.append("a"), lambda: calls.append("b")], 3)
     assert "".join(calls) == pairs.WARM_UP // 2 * "abba" + "ab" + "ba" + "ab"
     assert times.shape == (2, 3) and (times > 0).all()
-
-
-def test_virtual_environment_is_made_once_per_list_of_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
-
-    def install(command: list[str], name: str) -> None:
-        commands.append(command)
-        (tmp_path / name).mkdir(exist_ok=True)
-
-    monkeypatch.setattr(process, "_install", install)
-    for gpu in (False, False, True):
-        process.python_of("brax", tmp_path, gpu)
-    assert len(commands) == 4, "made, known, made again for a GPU"
-    assert any(word.startswith("jax==") for word in commands[1])
-    assert any(word.startswith("jax[cuda12]==") for word in commands[3])
-    assert all(version for name in tasks.RIVALS for version in process.pins(name).values())
