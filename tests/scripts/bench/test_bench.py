@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from rlstable.cli.compose import compose
-from rlstable.config import ConfigError
 from scripts import process, results
 from scripts.bench import __main__ as bench
 from scripts.bench import leg as legs
@@ -71,15 +70,6 @@ def test_brax_trains_as_many_steps_as_rlstable_and_reports_every_iteration() -> 
     assert (told["num_evals"], told["run_evals"], told["learning_rate_schedule"]) == (25, False, None)
 
 
-def test_gpu_begins_with_starts_beside_brax_and_needs_no_cpu_recipe() -> None:
-    every = [leg for group in tasks.legs(on_cpu=False) for leg in group]
-    assert [(leg.measure, leg.task, leg.side, leg.warm) for leg in every[:3]] == [
-        ("start", "ant", "ours", False), ("start", "ant", "brax", False), ("start", "ant", "ours", True)
-    ]  # fmt: skip
-    assert {leg.side for leg in every} == {"ours", "brax"}
-    assert not any("native" in leg.text or "_cpu" in leg.text or "for=cpu" in leg.text for leg in every)
-
-
 def test_rows_of_a_run_are_read_up_to_a_torn_row(tmp_path: Path) -> None:
     rows = [
         {"step": 10, "time": 1.0},
@@ -125,13 +115,6 @@ def test_every_way_to_end_a_leg_has_a_name(leg: Leg, own: Any, code: int | None,
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "result.json").write_text('{"stop_reason": "storm"}')
     assert legs.ending_of(leg, own, dataclasses.replace(DONE, code=code), tmp_path) == ending
-
-
-@pytest.mark.parametrize(("leg", "code"), [(LEG, 1), (RIVAL, 4), (RIVAL, -9)])
-def test_leg_that_ends_with_an_error_is_no_measurement(leg: Leg, code: int, tmp_path: Path) -> None:
-    outcome = dataclasses.replace(DONE, code=code, last_line="ValueError: so")
-    with pytest.raises(ConfigError, match=f"exit code {code}: ValueError: so"):
-        legs.ending_of(leg, points(1.0), outcome, tmp_path)
 
 
 def test_process_is_measured_to_its_end(tmp_path: Path) -> None:

@@ -75,11 +75,3 @@ def test_reset_fault_makes_a_share_of_resets_bad() -> None:
     assert 0 < np.isnan(first.obs[:, 0]).sum() < ENVS
     healthy, states = rollout()
     assert np.isfinite(healthy.obs).all() and np.isfinite(states.obs).all()
-
-
-def test_device_put_replicated_gives_every_device_a_copy() -> None:
-    devices = jax.local_devices()[:2]
-    given = brax_rival.device_put_replicated({"a": np.arange(3.0), "b": 7}, devices)
-    assert given["a"].shape == (len(devices), 3) and given["b"].shape == (len(devices),)
-    moved = jax.pmap(lambda tree: tree["a"] + tree["b"], devices=devices)(given)
-    np.testing.assert_array_equal(moved, np.tile(np.arange(7.0, 10.0), (len(devices), 1)))

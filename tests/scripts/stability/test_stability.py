@@ -194,13 +194,6 @@ def test_page_has_every_side_and_only_measured_tasks(tmp_path: Path) -> None:
     assert (tmp_path / "stability.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_page_without_rows_has_the_command_to_train_them(tmp_path: Path) -> None:
-    stability_page.write([], stability.TASKS, tmp_path / "stability.jsonl")
-    page = (tmp_path / "stability.md").read_text()
-    assert "`make stability` has trained no seed yet." in page
-    assert not (tmp_path / "stability.png").exists()
-
-
 def best_force(obs: jax.Array) -> jax.Array:
     """Returns the best action, `[1]`: the force after which the point is nearest to the target.
 
@@ -232,28 +225,6 @@ def test_best_return_of_a_probe_is_that_of_the_best_force(name: str) -> None:
     assert best_return(probe) == pytest.approx(probe.best, rel=tolerance)
     task = f"point_mass_{name}" if name.startswith("rewards_x") else name
     assert stability.TASKS[task].best == probe.best
-
-
-@pytest.mark.parametrize("deadband", [0.0, 0.1])
-def test_no_sequence_of_forces_pays_more_than_the_best_force(deadband: float) -> None:
-    """All sequences of five levels over six steps, from several positions and speeds."""
-    env = stability_tasks.PointMass(deadband=deadband)
-    levels = np.stack(np.meshgrid(*[np.linspace(-1, 1, 5)] * 6), axis=-1).reshape(-1, 6)
-
-    def play(first: Any, forces: jax.Array) -> jax.Array:
-        def step(state: Any, force: jax.Array) -> Any:
-            chosen = jnp.where(jnp.isnan(force), best_force(state.obs), force[None])
-            state = env.step(state, chosen)
-            return state, state.reward
-
-        return jax.lax.scan(step, first, forces)[1].sum()
-
-    start = env.reset(jax.random.PRNGKey(0))
-    for place, speed in ((0.0, 0.0), (0.45, 1.0), (0.9, 0.5), (0.55, -0.8), (1.2, 0.9)):
-        point = stability_tasks.Point(jnp.array([place]), jnp.array([speed]))
-        first = start.replace(pipeline_state=point, obs=jnp.array([place, speed]))
-        others = jax.jit(jax.vmap(play, in_axes=(None, 0)))(first, jnp.asarray(levels, jnp.float32))
-        assert float(others.max()) <= float(play(first, jnp.full(6, jnp.nan))) + 1e-5
 
 
 @pytest.mark.slow  # starts a process and compiles everything

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +93,6 @@ def test_survival_page_shows_every_case_and_side(tmp_path: Path) -> None:
     assert (tmp_path / "survival.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_survival_case_that_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "survival.jsonl"
-    known = row("clean", "default", 1.0) | {"task": "generalized"}
-    out.write_text(json.dumps(known) + "\n")
-    monkeypatch.setattr(survival, "Arena", lambda *_: pytest.fail("nothing was missing"))
-    survival.run_side("generalized", "default", [survival.CASES["clean"]], 1, out)
-    assert results.read(out) == [known]
-
-
 def test_missing_seeds_of_a_whole_run_are_added_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, case = tmp_path / "survival.jsonl", survival.CASES["critic scrambled at iteration 60"]
     known = [row(case.name, "off", 1.0) | {"task": "point_mass", "seed": seed} for seed in (0, 2)]
@@ -117,15 +107,6 @@ def test_missing_seeds_of_a_whole_run_are_added_one_by_one(tmp_path: Path, monke
     survival.run_side("point_mass", "off", [case], None, out)
     assert asked == [("guards=off", "critic", seed) for seed in (1, 3, 4)]
     assert sorted(own["seed"] for own in results.read(out)) == [0, 1, 2, 3, 4]
-
-
-def test_collapses_are_finite_last_one_iteration_and_are_whole_runs() -> None:
-    cases = [case for case in survival.CASES.values() if case.name.endswith(f"at iteration {survival.SOLVED}")]
-    assert [case.fault["site"] for case in cases] == ["learning_rate", "critic", "normalizer"]
-    for case in cases:
-        fault = FaultConfig(**case.fault)
-        assert (case.whole_run, case.seeds, fault.start, fault.iterations) == (True, 5, survival.SOLVED, 1)
-        assert math.isfinite(fault.number) and fault.chance == 1.0
 
 
 @pytest.mark.parametrize("task", survival.TASKS)
