@@ -50,7 +50,7 @@ _PENDULUM = ("env=inverted_pendulum", "ppo=inverted_pendulum", "total_steps=4000
 def _probe(name: str, *more: str) -> Task:
     probe = PROBES[name]
     kwargs = ", ".join(f"{key}: {value}" for key, value in probe.kwargs.items())
-    env = ("env=import", "env.name=scripts.stability.tasks:PointMass", f"env.episode_length={probe.episode_length}")
+    env = ("env=import", f"env.name=scripts.stability.tasks:{probe.name}", f"env.episode_length={probe.episode_length}")
     given = (f"env.kwargs={{{kwargs}}}",) if kwargs else ()
     return Task((*env, *given, "ppo=fast", "network=small", *more), best=probe.best)
 
@@ -92,6 +92,7 @@ TASKS: dict[str, Task] = {
         for factor in REWARD_FACTORS
     },
     # Not the factor ten of ppo=fast: the rewards are large already.
+    "late_element": _probe("late_element", "ppo.learning_rate=1e-3", "total_steps=300000"),
     "large_rewards": _probe("large_rewards", "ppo.learning_rate=1e-3", "ppo.reward_scaling=1.0", "total_steps=300000"),
 }
 

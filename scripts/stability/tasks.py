@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,11 +56,51 @@ class PointMass(Env):
         return jnp.concatenate([point.q, point.qd])
 
 
+class Late:
+    """An environment with one more element of the observation, which begins to vary late and has no meaning.
+
+    Args:
+        env: The environment.
+        begins: Steps, counted over automatic resets, in which the element is 0; then it is uniform in +-0.3.
+    """
+
+    def __init__(self, env: Any, begins: int):
+        self._env = env
+        self._begins = begins
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    @property
+    def observation_size(self) -> int:
+        return int(self._env.observation_size) + 1
+
+    def reset(self, rng: jax.Array) -> Any:
+        state = self._env.reset(rng)
+        info = {**state.info, "late_age": jnp.zeros(()), "late_key": jax.random.fold_in(rng, 1)}
+        return state.replace(obs=jnp.append(state.obs, 0.0), info=info)
+
+    def step(self, state: Any, action: jax.Array) -> Any:
+        key, own = jax.random.split(state.info["late_key"])
+        age = state.info["late_age"] + 1.0
+        state = self._env.step(state.replace(obs=state.obs[:-1]), action)
+        element = jnp.where(age > self._begins, jax.random.uniform(own, minval=-0.3, maxval=0.3), 0.0)
+        return state.replace(obs=jnp.append(state.obs, element), info={**state.info, "late_age": age, "late_key": key})
+
+
+class LatePointMass(Late):
+    """A `PointMass` with an element of the observation that begins to vary after 1,000 steps of each environment."""
+
+    def __init__(self) -> None:
+        super().__init__(PointMass(), 1000)
+
+
 @dataclasses.dataclass(frozen=True)
 class Probe:
     kwargs: Mapping[str, float]  # arguments of `PointMass`
     episode_length: int  # steps
     best: float  # mean return per episode; a test computes it
+    name: str = "PointMass"  # the class, of this file
 
 
 REWARD_FACTORS = (0.01, 1.0, 100.0)
@@ -68,6 +109,7 @@ PROBES = {
     "critic_too_small": Probe({}, 100, 99.27),
     "solved_constant": Probe({"deadband": 0.1}, 50, 49.54),
     "rare_kick": Probe({"rare": 0.002}, 100, 98.0),
+    "late_element": Probe({}, 50, 49.27, "LatePointMass"),
     "large_rewards": Probe({"scale": 300.0}, 50, 14_782.0),
     **{f"rewards_x{factor:g}": Probe({"scale": factor}, 50, 49.27 * factor) for factor in REWARD_FACTORS},
 }

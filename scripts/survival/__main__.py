@@ -37,6 +37,7 @@ from scripts import results
 from scripts.bench.leg import brax_settings
 from scripts.results import Row
 from scripts.rivals import brax_rival
+from scripts.stability.tasks import Late
 from scripts.survival import page as survival_page
 
 # A third of the recipe's learning rate, at which a solved pendulum sometimes collapses without a fault.
@@ -60,6 +61,7 @@ class Case:
     fault: Mapping[str, Any]  # keys of the `fault` section; `HEALTHY` for a fault outside that section
     overrides: tuple[str, ...] = ()  # further overrides of the training
     unstable: Mapping[str, float] | None = None  # factors on parts of the model in some episodes, by dotted name
+    late: bool = False  # whether an element of the observation begins to vary after 10 iterations
     whole_run: bool = False  # whether the fault is outside the iteration, so that the case needs a `TrainingLoop`
     rival: str | None = None  # site of `brax_rival` with the same fault; None if Brax's PPO cannot have the fault
     seeds: int = 3  # number of trainings without `--seeds`
@@ -103,6 +105,7 @@ def _cases() -> Iterator[Case]:
     yield Case("service down", {"site": "sinks", **later}, whole_run=True)
     yield Case("float16 networks", HEALTHY, ("precision=float16", "ppo.optimizer.eps=1e-5"))
     yield Case("timestep x1000, 1 episode in 20", HEALTHY, unstable={"opt.timestep": 1000.0})
+    yield Case("an element begins to vary", HEALTHY, late=True)
     yield Case("actuator gain x1e7, 1 episode in 20", HEALTHY, unstable={"actuator.gain": 1e7})
 
 
@@ -139,9 +142,12 @@ class Unstable:
 class Arena:
     """A compiled training program for several seeds at once."""
 
-    def __init__(self, config: Config, seeds: Sequence[int], unstable: Mapping[str, float] | None):
+    def __init__(self, config: Config, seeds: Sequence[int], unstable: Mapping[str, float] | None, late: bool):
         env = load_env(config.env)
         trained = env if unstable is None else Unstable(load_env(config.env), unstable)
+        if late:
+            begins = 10 * config.env_steps_per_iteration // config.ppo.num_envs
+            env, trained = Late(env, 0), Late(trained, begins)
         lengths = (config.env.episode_length, config.env.action_repeat)
         self._envs = VectorEnv(trained, *lengths, env_guards(config.guards))
         self._eval_env = VectorEnv(env, *lengths, {"quarantine": Quarantine()})
@@ -286,9 +292,9 @@ def run_side(task: str, side: str, cases: Sequence[Case], count: int | None, out
 
 
 def _arena(arenas: dict[Any, Arena], overrides: Sequence[str], seeds: range, case: Case) -> Arena:
-    kind = (overrides, str(case.unstable), seeds)
+    kind = (overrides, str(case.unstable), case.late, seeds)
     if kind not in arenas:
-        arenas[kind] = Arena(compose([*overrides, "devices=1", *NO_INCIDENTS]), seeds, case.unstable)
+        arenas[kind] = Arena(compose([*overrides, "devices=1", *NO_INCIDENTS]), seeds, case.unstable, case.late)
     return arenas[kind]
 
 
