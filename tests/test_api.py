@@ -11,6 +11,7 @@ import pytest
 from toys import TINY
 
 import rlstable
+from rlstable.brax_ppo.calls import absolute
 from rlstable.cli import command
 from rlstable.cli.compose import compose
 from rlstable.config.overrides import literal
@@ -21,7 +22,6 @@ from rlstable.policy.saved_run import open_run
 from rlstable.render.__main__ import RenderOptions
 from rlstable.report.__main__ import ReportOptions
 from rlstable.report.run_record import read_records
-from rlstable.runner.brax_calls import absolute
 from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
 

@@ -7,15 +7,14 @@ Playground may set. Playground is imported only if such a key is resolved.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlstable.cli.brax_arguments import iterations_per_epoch, steps_per_iteration
 from rlstable.config import ConfigError
 from rlstable.config.defaults import defaults
+from rlstable.config.ppo import brax_epochs
 
 # Playground's arguments of `ppo.train` with another key than `ppo.<name>`.
 _OTHER_KEYS = {
@@ -38,10 +37,6 @@ _ROUNDING = {
 
 def resolve(key: str, _root_: DictConfig) -> Any:
     """The resolver `${rlstable.playground:<key>}`: Playground's value for a key, else the key's default.
-
-    Args:
-        key: Dotted key of the configuration.
-        _root_: The whole configuration, with the user's overrides.
 
     Raises:
         ConfigError: Playground is not installed, or has no such task.
@@ -75,15 +70,12 @@ def _settings(task: str, impl: str | None) -> dict[str, Any]:
 
 
 def _rounded(steps: int, arguments: Mapping[str, Any]) -> int:
-    """The number of steps that Brax trains; unchanged if an argument is no whole number, which validation reports."""
-    if not all(isinstance(value, int) for value in arguments.values()) or min(arguments.values()) < 0:
+    """The number of steps that Brax trains; unchanged with an impossible argument, which validation reports."""
+    try:
+        epochs = brax_epochs({**arguments, "num_timesteps": steps, "num_evals": arguments["num_evals"] + 1})
+    except (TypeError, ValueError, ZeroDivisionError):
         return steps
-    evals = arguments["num_evals"]
-    brax = {**arguments, "num_timesteps": steps, "num_evals": evals + 1}
-    if steps_per_iteration(brax) < 1:
-        return steps
-    parts = max(evals, 1) * max(brax["num_resets_per_eval"], 1)
-    return math.prod((iterations_per_epoch(brax), parts, steps_per_iteration(brax)))
+    return epochs.count * epochs.steps
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,16 @@ KernelInit = Literal[
     "uniform", "normal", "variance_scaling", "zeros",
 ]  # fmt: skip
 
+# Keys that need `distribution_type=normal`, each with the value that leaves it unset.
+NORMAL_ONLY = {
+    "noise_std_type": "scalar",
+    "init_noise_std": 1.0,
+    "state_dependent_std": False,
+    "mean_clip_scale": None,
+    "mean_kernel_init": None,
+    "mean_kernel_init_kwargs": None,
+}
+
 
 class NetworkConfig(Section, at="network"):
     """Policy and value networks: two multilayer perceptrons with Brax's names and defaults."""
@@ -42,11 +52,7 @@ class NetworkConfig(Section, at="network"):
 
     @model_validator(mode="after")
     def _check(self) -> NetworkConfig:
-        unset = (
-            ("noise_std_type", "scalar"), ("init_noise_std", 1.0), ("state_dependent_std", False),
-            ("mean_clip_scale", None), ("mean_kernel_init", None),
-        )  # fmt: skip
-        for key, value in unset if self.distribution_type == "tanh_normal" else ():
+        for key, value in NORMAL_ONLY.items() if self.distribution_type == "tanh_normal" else ():
             require(getattr(self, key) == value, key, "needs network.distribution_type=normal")
         both = self.mean_kernel_init is not None or self.mean_kernel_init_kwargs is None
         require(both, "mean_kernel_init_kwargs", "needs network.mean_kernel_init")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
@@ -135,3 +137,20 @@ class PPOConfig(Section, at="ppo"):
     def env_steps_per_iteration(self, action_repeat: int) -> int:
         """Environment steps of one iteration on all devices, as Brax counts them."""
         return self.rows * self.unroll_length * action_repeat
+
+
+class BraxEpochs(NamedTuple):
+    """How Brax divides a training."""
+
+    count: int  # parts, after each of which Brax evaluates
+    steps: int  # environment steps of a part, rounded up to whole iterations
+    iteration_steps: int  # environment steps of an iteration, action repeat included
+
+
+def brax_epochs(arguments: Mapping[str, Any]) -> BraxEpochs:
+    """The parts of a training with these arguments of `brax.training.agents.ppo.train`, by name."""
+    names = ("batch_size", "unroll_length", "num_minibatches", "action_repeat")
+    iteration_steps = math.prod(int(arguments[name]) for name in names)
+    count, resets = max(arguments["num_evals"] - 1, 1), max(arguments["num_resets_per_eval"], 1)
+    iterations = math.ceil(arguments["num_timesteps"] / (count * resets * iteration_steps))
+    return BraxEpochs(count, iterations * resets * iteration_steps, iteration_steps)

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from brax.training.agents.ppo import checkpoint
 
-from rlstable.cli.brax_arguments import iterations_per_epoch, steps_per_iteration
+from rlstable.brax_ppo.params import BraxParams, to_brax
+from rlstable.config.ppo import brax_epochs
 from rlstable.config.schema import expand_home
 from rlstable.device import sharding
-from rlstable.policy.brax_format import BraxParams, to_brax
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result, Row
 from rlstable.supervise.stop_reasons import StopReason
@@ -26,11 +26,6 @@ Metrics = dict[str, float]
 
 class BraxCalls:
     """Callback of a run that makes Brax's calls at Brax's steps.
-
-    Args:
-        arguments: Arguments of `ppo.train`, by name.
-        make_policy: Brax's inference function, for `policy_params_fn`.
-        observation: Shapes of one observation.
 
     Attributes:
         loop: The training loop; set before the run starts.
@@ -51,9 +46,8 @@ class BraxCalls:
         self._logged_at = 0
         self._epoch_at = 0
         self._evaluates = arguments["run_evals"] and arguments["num_evals"] > 0
-        resets = max(arguments["num_resets_per_eval"], 1)
-        self._steps = iterations_per_epoch(arguments) * resets * steps_per_iteration(arguments)
-        self._log_steps = arguments["training_metrics_steps"] or steps_per_iteration(arguments)
+        self._epochs = brax_epochs(arguments)
+        self._log_steps = arguments["training_metrics_steps"] or self._epochs.iteration_steps
 
     @property
     def params(self) -> BraxParams:
@@ -63,7 +57,6 @@ class BraxCalls:
         return to_brax(run.config, params, statistics, self._observation)
 
     def __call__(self, step: int, row: Row) -> None:
-        """Takes one row of the run: an iteration, an evaluation, or both."""
         if "training/iteration" in row:
             self._rows.append(row)
             self._since_logged.append(row)
@@ -73,7 +66,7 @@ class BraxCalls:
             self._arguments["progress_fn"](step, dict(self._logged))
             self._since_logged, self._logged_at = [], step
         evaluated = "eval/episode_reward" in row
-        at_epoch = self.loop.single.host.step % self._steps == 0
+        at_epoch = self.loop.single.host.step % self._epochs.steps == 0
         if evaluated or (not self._evaluates and at_epoch):
             self._after_epoch(step, row)
         elif self._evaluates and at_epoch:

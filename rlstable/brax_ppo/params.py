@@ -24,14 +24,7 @@ BraxParams = tuple[running_statistics.RunningStatisticsState, Params, Params]
 def to_brax(config: Config, params: Params, statistics: Statistics, observation: Any) -> BraxParams:
     """Converts parameters and observation statistics to Brax's form.
 
-    Args:
-        config: Kind of the policy network, and mode and epsilon of the statistics.
-        params: `{"policy": ..., "value": ...}`.
-        statistics: Statistics of the parts of an observation that the networks read.
-        observation: Shapes of one whole observation. Parts that no network reads get mean 0 and deviation 1.
-
-    Returns:
-        Statistics, policy and value parameters, as `brax.training.agents.ppo.train` returns them.
+    Parts of `observation`, the shapes of a whole one, that no network reads get mean 0 and deviation 1.
     """
     policy, value = params["policy"], params["value"]
     if config.network.distribution_type == "tanh_normal":
@@ -62,14 +55,9 @@ def to_brax(config: Config, params: Params, statistics: Statistics, observation:
 def from_brax(
     config: Config, restored: Any, params: Params, statistics: Statistics, *, value: bool = True
 ) -> tuple[Params, Statistics]:
-    """Converts parameters in Brax's form to those of a run.
+    """Converts `restored` parameters in Brax's form to those of a run, which they must fit.
 
-    Args:
-        config: Kind of the policy network, and mode of the statistics.
-        restored: Statistics, policy and value parameters, as Brax returns or loads them.
-        params: The run's parameters, which the restored ones must fit.
-        statistics: The run's observation statistics, likewise.
-        value: Whether to restore the value network too; otherwise its parameters stay.
+    Without `value` the parameters of the value network stay.
 
     Raises:
         ConfigError: A parameter is missing or has another shape.
@@ -115,11 +103,7 @@ def _plain(tree: Any) -> Any:
 
 
 def _fitted(restored: Any, like: Any, what: str) -> Any:
-    """Restored arrays with the types of the run's.
-
-    Raises:
-        ConfigError: The names or the shapes differ.
-    """
+    """Restored arrays with the types of the run's."""
     shapes = {jax.tree_util.keystr(path): np.shape(x) for path, x in jax.tree_util.tree_leaves_with_path(restored)}
     expected = {jax.tree_util.keystr(path): np.shape(x) for path, x in jax.tree_util.tree_leaves_with_path(like)}
     for name in sorted(shapes.keys() | expected.keys()):

@@ -1,0 +1,146 @@
+"""Arguments of `brax.training.agents.ppo.train` as overrides of rlstable's configuration."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from brax.training.agents.ppo import networks as ppo_networks
+from brax.training.agents.ppo import train as brax_train
+
+from rlstable.config import ConfigError
+from rlstable.config.networks import NORMAL_ONLY
+from rlstable.config.ppo import PPOConfig, brax_epochs
+
+SIGNATURE = inspect.signature(brax_train.train)
+_COUNT = 52  # arguments of Brax 0.14.2
+_ADAPTIVE_KL = ("desired_kl", "learning_rate_schedule_min_lr", "learning_rate_schedule_max_lr")
+# Functions that wrap an environment as rlstable's own vectorisation does, by package and name.
+_KNOWN_WRAPPERS = {("brax", "wrap"), ("mujoco_playground", "wrap_for_brax_training")}
+
+
+def overrides_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Configuration keys and values with the meaning of Brax's arguments, by name.
+
+    Raises:
+        ConfigError: An argument asks for what rlstable does not do.
+    """
+    if len(SIGNATURE.parameters) != _COUNT:
+        raise ConfigError("brax_ppo: ppo.train of this Brax has other arguments than that of Brax 0.14.2; install it")
+    _check(arguments)
+    ppo = {name: arguments[name] for name in PPOConfig.model_fields if name in arguments}
+    schedule = arguments["learning_rate_schedule"]
+    ppo["learning_rate_schedule"] = getattr(schedule, "value", schedule)
+    if ppo["learning_rate_schedule"] != "ADAPTIVE_KL":  # Brax ignores them
+        ppo = {name: value for name, value in ppo.items() if name not in _ADAPTIVE_KL}
+    epochs, evaluates = brax_epochs(arguments), arguments["run_evals"] and arguments["num_evals"] > 0
+    if not evaluates:  # the schedule of resets then counts from the whole run
+        ppo["num_resets_per_eval"] *= epochs.count
+    settings = {
+        **{f"ppo.{name}": value for name, value in ppo.items()},
+        **{f"network.{name}": value for name, value in _network(arguments).items()},
+        "env.episode_length": arguments["episode_length"],
+        "env.action_repeat": arguments["action_repeat"],
+        "total_steps": epochs.count * epochs.steps,
+        "seed": arguments["seed"],
+        "eval.num_evals": epochs.count if evaluates else 0,
+        "eval.at_start": bool(evaluates and arguments["num_evals"] > 1),
+        "eval.num_envs": arguments["num_eval_envs"],
+        "eval.deterministic": arguments["deterministic_eval"],
+        "eval.target_return": None,
+        "logging.log_every": 1,
+    }
+    if arguments["max_devices_per_host"]:
+        settings["devices"] = min(arguments["max_devices_per_host"], jax.local_device_count())
+    if getattr(arguments["wrap_env_fn"], "keywords", {}).get("full_reset"):
+        settings["env.reset"] = "pool"
+    return settings
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    """Rejects what rlstable does not do, before anything compiles."""
+    wrapper = arguments["wrap_env_fn"]
+    function = getattr(wrapper, "func", wrapper)
+    name = getattr(function, "__name__", function)
+    package = str(getattr(function, "__module__", None)).partition(".")[0]
+    keywords = set(getattr(wrapper, "keywords", {})) - {"full_reset"}
+    vectorises = "rlstable vectorises the environment itself"
+    for refused, message in (
+        (
+            arguments["vision"] or arguments["augment_pixels"],
+            "vision: rlstable does not train on pixels; leave vision and augment_pixels false",
+        ),
+        (
+            arguments["episode_length"] is None,
+            "episode_length: must be given, for example episode_length=1000",
+        ),
+        (
+            not arguments["wrap_env"],
+            f"wrap_env: {vectorises}; pass one environment and leave wrap_env=True",
+        ),
+        (
+            function is not None and (package, name) not in _KNOWN_WRAPPERS,
+            f"wrap_env_fn: {name!r} is not known; {vectorises}: wrap the single environment before you pass it, or "
+            "leave wrap_env_fn out",
+        ),
+        (
+            keywords,
+            f"wrap_env_fn: the keyword arguments {', '.join(sorted(keywords))} are not known",
+        ),
+    ):
+        if refused:
+            raise ConfigError(message)
+
+
+def _network(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of the group `network` for a `network_factory`.
+
+    Raises:
+        ConfigError: The factory is not Brax's `make_ppo_networks` or a `functools.partial` of it.
+    """
+    factory = arguments["network_factory"]
+    function, args, given = factory, (), {}
+    if isinstance(factory, functools.partial):
+        function, args, given = factory.func, factory.args, factory.keywords
+    if function is not ppo_networks.make_ppo_networks:
+        raise ConfigError(
+            f"network_factory: {getattr(function, '__name__', function)!r} is not supported; allowed are "
+            "brax.training.agents.ppo.networks.make_ppo_networks and functools.partial of it"
+        )
+    if args:
+        raise ConfigError("network_factory: give the arguments of the partial by name")
+    if "preprocess_observations_fn" in given:
+        raise ConfigError("network_factory: leave preprocess_observations_fn out; set normalize_observations instead")
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is not parameter.empty and name != "preprocess_observations_fn"
+    }
+    if unknown := given.keys() - defaults.keys():
+        raise ConfigError(f"network_factory: make_ppo_networks has no argument {', '.join(sorted(unknown))}")
+    settings = {**defaults, **given}
+    if arguments["use_distributional_critic"] != settings["use_distributional_critic"]:
+        raise ConfigError(
+            "use_distributional_critic: must be the same in ppo.train and in network_factory, as Brax needs it"
+        )
+    if settings["distribution_type"] == "tanh_normal":
+        unused = [name for name in defaults if name.replace("_init_fn", "_init") in NORMAL_ONLY]
+        if ignored := [name for name in unused if settings.pop(name) != defaults[name]]:
+            message = f"network_factory: {', '.join(ignored)} has no effect with distribution_type='tanh_normal'"
+            warnings.warn(message, stacklevel=4)
+    for name in settings:
+        if name == "activation" or name.endswith("_init_fn"):
+            settings[name] = _name_of(settings[name], name)
+    return {name.replace("_init_fn", "_init"): value for name, value in settings.items()}
+
+
+def _name_of(function: Any, argument: str) -> str | None:
+    """The name of an activation or initializer of jax.nn or flax.linen; names stay as they are."""
+    name: str | None = function if function is None or isinstance(function, str) else getattr(function, "__name__", "")
+    if name == "":
+        raise ConfigError(f"network_factory: {argument} has no name; give a function of jax.nn")
+    return name
