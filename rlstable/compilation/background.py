@@ -26,11 +26,7 @@ def build(program: Callable[[], Built], at_once: bool = False) -> Future[Built]:
     """Compiles programs one after another in a background thread, or in the caller's thread on an accelerator.
 
     Tracing holds Python's lock and compiling does not, so a program compiles while the caller traces the next one. Only
-    one program compiles in the background at a time, to save memory.
-
-    Args:
-        program: Function that compiles a program.
-        at_once: Whether to compile a small program in the caller's thread, beside a large one in the background.
+    one program compiles in the background at a time, to save memory; `at_once` compiles a small one beside it.
     """
     if available() and not at_once:
         building = _builder.submit(program)

@@ -21,8 +21,7 @@ _unmodified = False
 def mark_process_unmodified() -> None:
     """Declares that files and configuration determine everything that this process traces.
 
-    Only the commands `train` and `doctor` call it. Before `rlstable.fit`, the user's code may have replaced a function
-    in memory; `rlstable.evaluate` builds networks as saved; `rlstable.replay` records more than the configuration says.
+    Only the commands `train` and `doctor` call it: before `rlstable.fit`, the user's code may have replaced a function.
     """
     global _unmodified
     _unmodified = True
@@ -35,11 +34,7 @@ def mark_process_modified() -> None:
 
 
 def fingerprint(*more: str) -> str | None:
-    """A hash of source files, installed packages and settings; None if something else may be traced.
-
-    Args:
-        *more: Packages to hash besides those of every run.
-    """
+    """A hash of source files, installed packages and settings; None if something else may be traced."""
     if not _unmodified:
         return None
     try:

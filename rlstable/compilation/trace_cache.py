@@ -50,7 +50,6 @@ _IRRELEVANT_KEYS: dict[str, Any] = {
 }
 _IRRELEVANT_FLAGS = ("jax_compilation_cache", "jax_persistent_cache", "jax_cpu_enable_async_dispatch")
 _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
-_PLAYGROUND = "mujoco_playground"
 _MOST_FILES = 400  # a run has four programs, of up to a few megabytes each
 
 
@@ -64,9 +63,6 @@ def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
     - native physics in float64, which a process registers while tracing
     - several processes, which must compile the same text whether their cache folder has it or not
     - MJX-Warp, whose programs call functions of one process
-
-    A task of Playground is identified by Playground's source files and by its compiled model. The model contains the
-    meshes and textures of MuJoCo Menagerie, which are too large to hash at every start.
 
     Args:
         config: The run's configuration.
@@ -93,29 +89,18 @@ def _sources_of(config: EnvConfig, env: Any) -> str | None:
     model = getattr(env, "mj_model", None)
     if config.source != "playground" or model is None or uses_warp(env):
         return None
-    files = sources.fingerprint(_PLAYGROUND)
-    return None if files is None else files + _hash_of_model(model)
-
-
-def _hash_of_model(model: mujoco.MjModel) -> str:
-    """A hash of a compiled MuJoCo model with its meshes, height fields and textures."""
+    # The compiled model stands for the meshes and textures of MuJoCo Menagerie, which are too large to hash as files.
     content = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, content)
-    return hashlib.blake2s(content.data).hexdigest()
+    files = sources.fingerprint("mujoco_playground")
+    return None if files is None else files + hashlib.blake2s(content.data).hexdigest()
 
 
 class TraceCache(Programs):
     """Loads programs that an earlier process has traced, and saves the programs that this process traces.
 
-    Both are compiled from the saved text, so JAX finds the compiled program of the earlier process.
-
-    Args:
-        folder: Folder of the cache.
-        key_text: Everything that the programs are traced from, as text. A program's file is named by a hash of this
-            text and of the program's name.
-        mesh: The devices that run the programs.
-        precision: Precision to compile in.
-        options: Compiler options.
+    Both are compiled from the saved text, so JAX finds the compiled program of the earlier process. A program's file is
+    named by a hash of `key_text`, which says everything that the programs are traced from, and of the program's name.
     """
 
     def __init__(
@@ -133,40 +118,37 @@ class TraceCache(Programs):
             return lowered
         args = arguments()
         with self._precision.compiled(), collector_paused():
-            trace = _traced(function, args, self._mesh)
-        lowered = self._lowered(name, donates, trace)
-        if trace is None or lowered is None:  # raises the error of a function that cannot be traced
+            saved = _traced(function, args, self._mesh)
+        lowered = self._lowered(name, donates, saved)
+        if saved is None or lowered is None:  # raises the error of a function that cannot be traced
             return super()._lower(name, function, lambda: args, donates)
-        with contextlib.suppress(Exception):  # a full disk or an unpicklable tree: the next start traces again
-            _write(self._path(name), trace)
+        with contextlib.suppress(OSError):  # a full disk: the next start traces again
+            _write(self._path(name), saved)
         return lowered
 
     def outputs(self, name: str) -> Any:
-        """Shapes and dtypes of a program's results; None if the program is not in the cache."""
-        trace = _read(self._path(name))
-        exported = None if trace is None else _deserialized(trace)
-        if trace is None or exported is None:
+        trace = _loaded(_read(self._path(name)))
+        if trace is None:
             return None
-        outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in exported.out_avals]
+        outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in trace.exported.out_avals]
         return jax.tree.unflatten(trace.results, outputs)
 
-    def _lowered(self, name: str, donates: bool, trace: _Trace | None) -> jax.stages.Lowered | None:
-        """The cached trace, lowered; None if it cannot be used."""
-        exported = None if trace is None else _deserialized(trace)
-        if trace is None or exported is None:
+    def _lowered(self, name: str, donates: bool, saved: bytes | None) -> jax.stages.Lowered | None:
+        """A saved trace, lowered; None if it cannot be used, and the caller traces the function instead."""
+        trace = _loaded(saved)
+        if trace is None:
             return None
 
         def program(*arguments: Any) -> Any:
-            return jax.tree.unflatten(trace.results, exported.call(*jax.tree.leaves(arguments)))
+            return jax.tree.unflatten(trace.results, trace.exported.call(*jax.tree.leaves(arguments)))
 
         program.__name__ = name.replace(" ", "_")
         try:
-            shardings = exported.in_shardings_jax(self._mesh)
-            shapes = map(_placeholder, exported.in_avals, shardings)
+            shapes = map(_placeholder, trace.exported.in_avals, trace.exported.in_shardings_jax(self._mesh))
             args = jax.tree.unflatten(trace.arguments, shapes)
             with self._precision.compiled(), collector_paused():
                 return jax.jit(program, donate_argnums=range(len(args)) if donates else ()).lower(*args)
-        except Exception:  # the caller traces the function instead
+        except Exception:
             return None
 
     def _path(self, name: str) -> Path:
@@ -174,16 +156,15 @@ class TraceCache(Programs):
 
 
 class _Trace(NamedTuple):
-    """A traced program as saved: with flat arguments and results, their tree structures, and its numbers of `ffi`."""
+    """A traced program with flat arguments and results, and their tree structures."""
 
-    exported: bytearray
+    exported: export.Exported
     arguments: Any
     results: Any
-    calls: frozenset[int]
 
 
-def _traced(function: Any, arguments: tuple[Any, ...], mesh: Mesh) -> _Trace | None:
-    """The traced program; None if it cannot be exported."""
+def _traced(function: Any, arguments: tuple[Any, ...], mesh: Mesh) -> bytes | None:
+    """The traced program as it is saved; None if it cannot be."""
     leaves, tree = jax.tree.flatten(arguments)
     # A sharding outside the mesh depends on how the array was made, and differs in a resumed run.
     shardings = (x.sharding if getattr(getattr(x, "sharding", None), "mesh", None) == mesh else None for x in leaves)
@@ -196,8 +177,17 @@ def _traced(function: Any, arguments: tuple[Any, ...], mesh: Mesh) -> _Trace | N
 
     try:
         exported = export.export(jax.jit(flat), disabled_checks=_OWN_CALLS)(*map(_placeholder, leaves, shardings))
-        return _Trace(exported.serialize(), tree, results[0], ffi.calls_in(exported))
-    except Exception:  # a JAX callback, an unstable custom call of a library, or a mistake in the function
+        return pickle.dumps((exported.serialize(), tree, results[0], ffi.calls_in(exported)))
+    except Exception:  # a JAX callback, a library's custom call, an unpicklable tree, or the function's mistake
+        return None
+
+
+def _loaded(saved: bytes | None) -> _Trace | None:
+    """The trace; None if it is damaged, of another JAX, or calls a function of `ffi` that this process lacks."""
+    try:
+        exported, arguments, results, calls = pickle.loads(saved or b"")
+        return _Trace(export.deserialize(exported), arguments, results) if ffi.all_registered(calls) else None
+    except Exception:  # unpickling and deserialising can raise any error
         return None
 
 
@@ -205,40 +195,24 @@ def _placeholder(like: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
 
 
-def _deserialized(trace: _Trace) -> export.Exported | None:
-    """The deserialised trace; None if this JAX cannot read it or this process lacks a function that it calls."""
-    if not ffi.all_registered(trace.calls):
-        return None
-    try:
-        return export.deserialize(trace.exported)
-    except Exception:  # another version of JAX may raise any error
-        return None
-
-
-def _read(path: Path) -> _Trace | None:
-    """The saved trace; None if it is missing or damaged, or if another user could have written it."""
+def _read(path: Path) -> bytes | None:
+    """The saved trace; None if it is missing, or if another user could have written it."""
     try:
         if writable_by_others(path.parent) is not None:
             return None
-        trace = _Trace(*pickle.loads(path.read_bytes()))
         os.utime(path)
-    except Exception:  # unpickling can raise any error if a class no longer exists
+        return path.read_bytes()
+    except OSError:
         return None
-    return trace
 
 
-def _write(path: Path, trace: _Trace) -> None:
-    """Saves a trace atomically, and deletes the least recently used files if there are too many.
-
-    Raises:
-        OSError: The trace cannot be written.
-    """
-    body = pickle.dumps(tuple(trace))
+def _write(path: Path, saved: bytes) -> None:
+    """Saves a trace atomically, and deletes the least recently used files if there are too many."""
     make_private(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as unfinished_file:
-            unfinished_file.write(body)
+            unfinished_file.write(saved)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
-from jax import monitoring
-from quick_compile import quickly
-from toys import mesh, tiny_config
 
 from rlstable.compilation import background
-from rlstable.policy.evaluator import make_evaluator, snapshot_of
-from rlstable.runner.setup import TrainingSetup
 
 
 def test_program_is_built_in_another_thread_and_its_error_reaches_the_caller() -> None:
@@ -45,41 +38,6 @@ def test_accelerator_programs_compile_in_the_calling_thread(monkeypatch: pytest.
     assert begun.done() and begun.result() is threading.current_thread()
     with pytest.raises(ZeroDivisionError):
         background.build(lambda: 1 // 0).result()
-
-
-@quickly()
-def test_every_accelerator_program_compiles_while_a_progress_line_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    background.build(lambda: None).result()  # waits for programs that other tests began
-    monkeypatch.setattr(background, "available", lambda: False)
-    shown: list[str] = []
-    compiled: dict[str, list[str]] = {}
-
-    @contextlib.contextmanager
-    def compiling(name: str) -> Iterator[None]:
-        shown.append(name)
-        yield
-        shown.pop()
-
-    def listen(name: str, seconds: float, **about: str) -> None:
-        if name.endswith("backend_compile_duration"):
-            compiled.setdefault(about["fun_name"], []).append("".join(shown))
-
-    config = tiny_config(eval={"num_evals": 1, "num_envs": 3}, network={"policy_hidden_layer_sizes": (5,)})
-    monitoring.register_event_duration_secs_listener(listen)
-    try:
-        assembly = TrainingSetup(config, mesh(1), None, compiling)
-        keys = jax.random.split(jax.random.PRNGKey(0))
-        state = assembly.first_state(*keys, config.fault, ahead=True)
-        judged = [snapshot_of(state, keys[0])]
-        evaluator = make_evaluator(config, assembly.ppo.networks, compiling, lambda *_, **__: None)
-        evaluator.begin(judged)
-        assembly.compiled(state)
-        evaluator.prepare(judged)
-    finally:
-        monitoring.unregister_event_duration_listener(listen)
-    assert compiled["jit(program)"] == compiled["jit(_init_state)"] == ["resets"]
-    assert compiled["jit(iteration)"] == ["training"]
-    assert compiled["jit(play_pass)"] == ["evaluation"]
 
 
 ROOT = Path(__file__).resolve().parents[2]
