@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlstable.config import ConfigError
 
@@ -30,22 +30,12 @@ BRAX_PIPELINE = "_pipeline"
 RANDOMIZED_FIELDS = ("sys", "_mjx_model")
 
 
-class Coordination(NamedTuple):
-    """JAX's coordination service; `client` is None before the processes are connected."""
-
-    client: Any
-    process_id: int
-    num_processes: int
-    address: str
-
-
-def coordination() -> Coordination:
-    """JAX's coordination service; ConfigError if this version of JAX has no such name."""
+def coordination() -> Any:
+    """JAX's coordination service: `client`, `process_id` and `num_processes`; ConfigError if this JAX has none."""
     state = _private("jax._src.distributed", "global_state")
-    try:
-        return Coordination(state.client, state.process_id, state.num_processes, str(state.coordinator_address))
-    except AttributeError:
-        raise _unknown_version("distributed", "jax", "train with one process") from None
+    if not all(hasattr(state, name) for name in ("client", "process_id", "num_processes")):
+        raise _unknown_version("distributed", "jax", "train with one process")
+    return state
 
 
 def backends_are_initialized() -> bool:

@@ -47,7 +47,7 @@ class Ending(NamedTuple):
     process: int  # with the cause; -1 if a process was lost
 
 
-_service: compatibility.Coordination | None = None  # None in a process that trains alone
+_service: Any = None  # JAX's coordination service; None in a process that trains alone
 _ending: Ending | None = None
 _runs = 0  # runs that these processes have begun
 _calls: Counter[str] = Counter()
@@ -89,22 +89,17 @@ def _is_connected() -> bool:
 
 def _count_in_cluster() -> int:
     """Number of processes of a cluster that JAX detects: Slurm, Open MPI, Kubernetes, TPU pods; 1 outside of one."""
-    reason = "the package kubernetes is missing"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a missing package `kubernetes`
-        try:
-            count = compatibility.processes_of_cluster()
-            if count is not None:
-                return count
-        except Exception as error:  # a pod that belongs to no job, for instance
-            reason = " ".join(str(error).split())[:200]
-    # Without this error each pod of the job would train a separate run.
-    if _JOB_INDEX in os.environ:
+    count = None
+    # The package `kubernetes` may be missing, and a pod may belong to no job.
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        count = compatibility.processes_of_cluster()
+    if count is None and _JOB_INDEX in os.environ:  # else each pod of the job would train a separate run
         raise ConfigError(
-            f"distributed: this pod belongs to an indexed job of Kubernetes, which JAX cannot read: {reason}; install "
-            "kubernetes, let the service account read pods and jobs, or set distributed=false for separate runs"
+            "distributed: JAX cannot read the indexed job of Kubernetes that this pod belongs to; install kubernetes, "
+            "let the service account read pods and jobs, or set distributed=false for separate runs"
         )
-    return 1
+    return count or 1
 
 
 def _connect(config: DistributedConfig) -> None:
@@ -213,11 +208,7 @@ def largest(value: int) -> int:
 
 
 def require_same(name: str, settings: dict[str, Any], remedy: str) -> None:
-    """Checks that all processes have the same settings, which are nested JSON data.
-
-    Raises:
-        ConfigError: They differ; all processes raise the same error, which names the first key and the remedy.
-    """
+    """Raises the same ConfigError in all processes unless all have the same settings, which are nested JSON data."""
     first, *others = gather(name, dict(_flat(settings)))
     for number, other in enumerate(others, 1):
         for key in sorted(first.keys() | other.keys()):
@@ -229,7 +220,7 @@ def require_same(name: str, settings: dict[str, Any], remedy: str) -> None:
 
 def _flat(settings: Any, path: str = "") -> list[tuple[str, Any]]:
     if not isinstance(settings, dict):
-        return [(path, json.loads(json.dumps(settings)))]
+        return [(path, settings)]
     return [item for key, value in settings.items() for item in _flat(value, f"{path}.{key}" if path else str(key))]
 
 
@@ -272,9 +263,7 @@ def leave(exit_code: int | None = None) -> None:
     """Disconnects this process, after all processes have come here. May be called again.
 
     After a failure this process ends soon, and JAX then aborts the processes that have not failed for the same reason.
-
-    Args:
-        exit_code: Exit code after a failure; None for that of its stop reason.
+    `exit_code` is that of a failure; None for that of its stop reason.
     """
     global _service
     if _service is None:

@@ -25,18 +25,16 @@ _TRIPS = re.compile(r"guards/[^/]+/trips")
 _GOOD_EVENTS = frozenset(
     {
         "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn",
-        "backend_chosen", "compiler_options_unknown", "seed_ended", "best_confirmed", "episode_recorded",
+        "backend_chosen", "seed_ended", "best_confirmed", "episode_recorded",
         "sign_recovered",
     }
 )  # fmt: skip
 # Events that are the same for all seeds are shown once.
 _SHARED = frozenset(
     {
-        "backend_chosen", "backend_fallback", "compile_cache_unusable", "compiler_options_unknown",
-        "configuration_changed", "environment_unwrapped", "environments_redrawn",
-        "large_constants", "lock_unsupported", "memory_planned", "memory_tight",
-        "precision_not_delivered",
-        "versions_changed",
+        "backend_chosen", "backend_fallback", "compile_cache_unusable", "configuration_changed",
+        "environment_unwrapped", "environments_redrawn", "lock_unsupported", "memory_planned", "memory_tight",
+        "precision_not_delivered", "versions_changed",
     }
 )  # fmt: skip
 # Metrics of a verbose line: name and format by key.

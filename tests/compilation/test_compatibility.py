@@ -48,24 +48,16 @@ def private_uses(tree: ast.AST, own: set[str]) -> Iterator[str]:
     """Private modules, attributes and texts of a file that no file of the package defines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            parts = [
-                *(getattr(node, "module", None) or "").split("."),
-                *".".join(a.name for a in node.names).split("."),
-            ]
-            names = [part for part in parts if is_private(part) and part not in own]
+            paths = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            texts = [part for path in paths for part in path.split(".")]
         elif isinstance(node, ast.Attribute):
-            names = [node.attr] if is_private(node.attr) and node.attr not in own else []
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "getattr",
-            "hasattr",
-            "setattr",
-            "import_module",
-        ):
-            texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-            names = [text for text in texts if any(is_private(part) and part not in own for part in text.split("."))]
+            texts = [node.attr]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_TEXT:
+            values = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+            texts = [part for value in values if isinstance(value, str) for part in value.split(".")]
         else:
             continue
-        yield from (f"line {node.lineno}: {name}" for name in names)
+        yield from (f"line {node.lineno}: {text}" for text in texts if is_private(text) and text not in own)
 
 
 def test_private_names_of_libraries_stand_in_one_file() -> None:
