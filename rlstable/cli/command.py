@@ -109,11 +109,7 @@ def _plain(value: Any) -> str:
 
 @contextlib.contextmanager
 def working() -> Iterator[None]:
-    """Context manager for all work before the report: standard output goes to standard error, an error is one line.
-
-    Raises:
-        SystemExit: A ConfigError, or an OSError about a file; with the exit code of a configuration error.
-    """
+    """Context manager for all work before the report: standard output goes to standard error, an error is one line."""
     # Libraries print while they load, and standard output must contain only the report.
     with contextlib.redirect_stdout(sys.stderr):
         from rlstable.supervise.stop_reasons import StopReason
@@ -129,7 +125,6 @@ def working() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Prints a progress line on standard error."""
     print(f"{text} ...", file=sys.stderr)
 
 

@@ -73,11 +73,7 @@ def explain(error: BaseException) -> ConfigError:
 
 
 def reject_unknown_flags(words: Sequence[str]) -> None:
-    """Rejects flags that Hydra does not know, for which Hydra would print its usage.
-
-    Raises:
-        ConfigError: A flag is unknown, or its value is missing or not allowed; names the key if the flag is one.
-    """
+    """Raises ConfigError for a flag that Hydra does not know, for which Hydra would print its usage."""
     parser = compatibility.hydra_flags()
     if parser is None:
         return

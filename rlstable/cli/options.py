@@ -14,10 +14,7 @@ LATEST = Path("latest")
 
 
 def latest_run(one_seed: bool = False) -> Path:
-    """The newest run folder under `runs`, which is also named on standard error.
-
-    Args:
-        one_seed: Whether to take the folder of the best seed, if the run has several.
+    """The newest run folder under `runs`, or that of its best seed; also named on standard error.
 
     Raises:
         ValueError: There is no run.
@@ -66,10 +63,5 @@ class PlayOptions(PolicyOptions):
 
 
 def require_folder(out: Path | None) -> None:
-    """Checks that an output path is not a file.
-
-    Raises:
-        KeyedError: The path is a file.
-    """
     if out is not None and out.exists() and not out.is_dir():
         raise KeyedError("out", f"{out} is a file; give a folder")

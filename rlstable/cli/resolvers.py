@@ -18,14 +18,9 @@ _RESOLVED_FROM = ("env.name", "env.impl")
 
 
 def reject_resolvers(settings: Mapping[str, Any], file: str | None = None) -> None:
-    """Checks that no value contains a resolver: a colon behind `${`.
+    """Raises ConfigError for the first value of unresolved `settings` with a resolver: a colon behind `${`.
 
-    Args:
-        settings: Nested plain data, not resolved.
-        file: The file with the settings; None for settings composed for this command.
-
-    Raises:
-        ConfigError: A value contains a resolver; names the first such key.
+    `file` is the file with the settings; None for settings composed for this command.
     """
     for key, text in _texts(settings, ""):
         of_playground = text == f"${{rlstable.playground:{key}}}" and key not in _RESOLVED_FROM

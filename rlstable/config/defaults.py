@@ -19,10 +19,9 @@ def config_dir() -> Path:
 
 
 def defaults(section: str) -> dict[str, Any]:
-    """The default settings of a section and its subsections. Settings without a default are absent.
+    """The default settings of a section, e.g. `guards.storm`, with its subsections; empty for all of `config.yaml`.
 
-    Args:
-        section: A dotted key, e.g. `guards.storm`; empty for all of `config.yaml`.
+    Settings without a default are absent.
     """
     keys = section.split(".") if section else []
     group = config_dir() / keys[0] / "default.yaml" if keys else None

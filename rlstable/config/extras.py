@@ -6,13 +6,7 @@ from pathlib import Path
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra, as a user types it in a shell.
-
-    In a checkout it installs the checkout again. Elsewhere pip adds the extra to the installed package.
-
-    Args:
-        extra: Name of the extra in `pyproject.toml`, such as `playground`.
-    """
+    """The command that installs an extra of `pyproject.toml`, such as `playground`, as a user types it in a shell."""
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "pyproject.toml").is_file():
         return f"pip install 'rlstable[{extra}]'"

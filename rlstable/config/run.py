@@ -1,8 +1,4 @@
-"""Typed, frozen configuration of a run, validated before anything compiles.
-
-Hydra composes the YAML files. This module turns the result into immutable objects and rejects invalid settings: numbers
-that are not finite, booleans instead of integers, unknown keys, and combinations that cannot work.
-"""
+"""Typed, frozen configuration of a run, which rejects invalid settings before anything compiles."""
 
 from __future__ import annotations
 
@@ -300,11 +296,7 @@ class Config(Section, at=""):
         return guards.limiters.kl is not None or after_collapse or by_remedy
 
     def require_devices(self, count: int) -> None:
-        """Checks that `count` devices divide the batch and the environments.
-
-        Raises:
-            ConfigError: They do not; suggests a size that fits.
-        """
+        """Raises ConfigError, with a size that fits, unless `count` devices divide the batch and the environments."""
         ppo, accumulated = self.ppo, self.ppo.gradient_accumulation
         # The batch first: with a wrong batch size, no number of environments may fit.
         step = math.lcm(count * accumulated, ppo.num_envs // math.gcd(ppo.num_envs, ppo.num_minibatches))

@@ -118,11 +118,7 @@ Model = TypeVar("Model", bound=Section)
 
 
 def validate(model: type[Model], data: Mapping[str, Any]) -> Model:
-    """Builds a section from plain nested data.
-
-    Raises:
-        ConfigError: The first mistake, in one line.
-    """
+    """Builds a section from plain nested data; ConfigError names the first mistake in one line."""
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:

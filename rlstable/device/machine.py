@@ -33,10 +33,6 @@ def _values(*keys: str) -> list[str]:
 
 
 def share_of_cores(devices: int) -> int:
-    """Number of threads for each device, at least one.
-
-    Args:
-        devices: Number of devices that compute at the same time.
-    """
+    """Number of threads for each of several devices that compute at the same time, at least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // devices)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,7 +23,6 @@ from rlstable.config.extras import install
 AXIS = "data"
 REPLICATED = PartitionSpec()
 SPLIT = PartitionSpec(AXIS)
-_MOST_GATHERED = 2**28  # bytes, unless one array is larger
 
 
 def make_mesh(count: int | None = None) -> Mesh:
@@ -66,8 +65,7 @@ def over_devices(
 def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
     """Puts arrays on devices with the sharding of a program's results, so that nothing compiles twice.
 
-    Each leaf is copied, because a buffer can be donated only once. Weak types become strong. The specs are a prefix of
-    the tree.
+    Each leaf is copied, because a buffer can be donated only once. Weak types become strong. Specs are a prefix.
     """
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
 
@@ -124,25 +122,12 @@ def gathered(tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     split = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and not x.is_fully_addressable]
     split = [i for i in split if not leaves[i].is_fully_replicated]
-    for group in _groups_of_bytes(leaves, split):
+    if split:
         with jax.enable_x64(True):  # otherwise float64 would silently become float32
-            whole = _gathering(leaves[group[0]].sharding.mesh)([leaves[i] for i in group])
-        for i, x in zip(group, whole, strict=True):
+            whole = _gathering(leaves[split[0]].sharding.mesh)([leaves[i] for i in split])
+        for i, x in zip(split, whole, strict=True):
             leaves[i] = x.addressable_data(0) if _is_key(x) else np.asarray(x.addressable_data(0))
     return jax.tree.unflatten(structure, leaves)
-
-
-def _groups_of_bytes(leaves: Sequence[jax.Array], indices: Sequence[int]) -> list[list[int]]:
-    """Divides arrays into groups of few bytes, because every device holds a whole group at once."""
-    groups: list[list[int]] = []
-    size = 0
-    for i in indices:
-        size += leaves[i].nbytes
-        if not groups or size > _MOST_GATHERED:
-            groups.append([])
-            size = leaves[i].nbytes
-        groups[-1].append(i)
-    return groups
 
 
 @functools.cache

@@ -16,7 +16,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlstable.config import Config, ConfigError, load
-from rlstable.config.ppo import PPOConfig
 from rlstable.config.schema import Section
 
 MINIMAL = {"env": {"name": "fast"}}
@@ -214,12 +213,6 @@ def test_error_in_a_list_names_the_position():
     assert "at least 1 item" in refusal({key: []})
 
 
-def test_error_about_text_of_several_lines_is_one_line():
-    refusal({"env.kwargs": "a\nb"})
-    refusal({"ppo.gae": "a\nb"})
-    refusal({"env.source": "import", "env.name": "a\nb"}, "env.name")
-
-
 # --- bounds
 
 
@@ -298,23 +291,18 @@ def test_suggested_sizes_are_accepted(changes, devices):
     assert (mended.ppo.batch_size // devices) % mended.ppo.gradient_accumulation == 0
 
 
-def test_unrolls_of_an_iteration_must_fit_an_int32_index():
-    with pytest.raises(ConfigError) as caught:
-        load(with_values({"ppo.num_envs": 7, "ppo.batch_size": 2**30, "ppo.num_minibatches": 2}))
-    assert str(caught.value) == (
-        "ppo.batch_size: batch_size * num_minibatches = 2,147,483,648 must not exceed 2,147,483,647; lower one of them"
-    )
-
-
-def test_huge_size_is_rejected_without_a_long_search():
-    """A search over all smaller sizes would take minutes."""
-    for changes in (
+@pytest.mark.parametrize(
+    "changes",
+    [
         {"ppo.num_envs": 7, "ppo.batch_size": 2**30, "ppo.num_minibatches": 1},
         {"ppo.gradient_accumulation": 7, "ppo.batch_size": 2**30, "ppo.num_minibatches": 1},
         {"ppo.num_envs": 2**31 - 1},
-    ):
-        with pytest.raises(ConfigError, match="would fit"):
-            load(with_values(changes))
+    ],
+)
+def test_huge_size_is_rejected_without_a_long_search(changes):
+    """A search over all smaller sizes would take minutes."""
+    with pytest.raises(ConfigError, match="would fit"):
+        load(with_values(changes))
 
 
 # --- contradictions
@@ -323,12 +311,12 @@ def test_huge_size_is_rejected_without_a_long_search():
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
+        ({"ppo.batch_size": 2**30, "ppo.num_minibatches": 2}, "ppo.batch_size"),
         ({"ppo.desired_kl": 0.02}, "ppo.desired_kl"),
         ({"ppo.learning_rate_schedule_max_lr": 0.02}, "ppo.learning_rate_schedule_max_lr"),
         ({"ppo.optimizer.weight_decay": 0.1}, "ppo.optimizer.weight_decay"),
         ({"ppo.normalize_until_count": 10}, "ppo.normalize_until_count"),
         ({"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate": 1.0}, "ppo.learning_rate"),
-        ({"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate": 1e-6}, "ppo.learning_rate"),
         ({"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate_warmup": 0.1}, "ppo.learning_rate_warmup"),
         (
             {
@@ -339,8 +327,6 @@ def test_huge_size_is_rejected_without_a_long_search():
             "ppo.learning_rate_schedule_min_lr",
         ),
         ({"network.state_dependent_std": True}, "network.state_dependent_std"),
-        ({"network.mean_clip_scale": 1.0}, "network.mean_clip_scale"),
-        ({"network.mean_kernel_init": "orthogonal"}, "network.mean_kernel_init"),
         ({"network.mean_kernel_init_kwargs": {"scale": 1}}, "network.mean_kernel_init_kwargs"),
         (
             {"guards.limiters.policy_std_min": 1.0, "guards.limiters.policy_std_max": 1.0},
@@ -350,17 +336,10 @@ def test_huge_size_is_rejected_without_a_long_search():
         ({"guards.policy.max_std": 1e-4}, "guards.policy.min_std"),
         ({"env.episode_length": 10**9, "env.action_repeat": 1}, "env.episode_length"),
         ({"fault.value": 1.0}, "fault.value"),
-        ({"fault.probability": 0.5}, "fault.probability"),
-        ({"fault.iterations": 3}, "fault.iterations"),
-        ({"fault.eval": True}, "fault.eval"),
         ({"fault.site": "gradient", "fault.eval": True}, "fault.eval"),
         ({"fault.site": "learning_rate", "fault.value": "nan"}, "fault.value"),
-        ({"fault.site": "counters", "fault.value": -1.0}, "fault.value"),
-        ({"fault.site": "critic", "fault.value": "inf"}, "fault.value"),
-        ({"fault.site": "normalizer", "fault.value": 0.0}, "fault.value"),
         ({"fault.site": "normalizer", "ppo.normalize_observations": False}, "fault.site"),
         ({"precision.loss_scale.initial": 0.5}, "precision.loss_scale.initial"),
-        ({"precision.loss_scale.cap": 2.0}, "precision.loss_scale.initial"),
         ({"env.source": "import", "env.name": "a.b"}, "env.name"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -372,26 +351,13 @@ def test_contradictory_options_are_rejected(changes, key):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"env.reset_pool_refresh": 3},
-        {
-            "ppo.learning_rate_schedule": "adaptive_kl",
-            "ppo.desired_kl": 0.02,
-            "ppo.learning_rate_schedule_max_lr": 0.02,
-        },
         {"guards.policy.min_std": None, "guards.policy.max_std": 1e-4},
-        {
-            "fault.site": "reward",
-            "fault.eval": True,
-            "fault.probability": 1.0,
-            "fault.iterations": 3,
-            "fault.value": 1e30,
-        },
+        {"fault.site": "reward", "fault.eval": True, "fault.iterations": 3, "fault.value": 1e30},
         {"fault.site": "learning_rate", "fault.value": 10.0},
         {"ppo.optimizer.name": "adamw", "ppo.optimizer.weight_decay": 0.1},
         {"ppo.normalize_observations_mode": "ema", "ppo.normalize_until_count": 10},
-        {"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate": 1e-2},
+        {"ppo.learning_rate_schedule": "adaptive_kl", "ppo.learning_rate": 1e-2, "ppo.desired_kl": 0.02},
         {"network.distribution_type": "normal", "network.mean_kernel_init": "zeros", "network.mean_clip_scale": 1.0},
-        {"guards.limiters.policy_std_min": 0.1, "guards.limiters.policy_std_max": 1.0},
         {"env.source": "import", "env.name": "a.b:C"},
     ],
 )
@@ -413,19 +379,9 @@ def test_fault_value_may_be_any_number_or_its_name(value):
 # --- spelling of Brax, immutability
 
 
-@pytest.mark.parametrize(
-    ("spelling", "meaning"),
-    [
-        ("NONE", "constant"),
-        (None, "constant"),
-        ("ADAPTIVE_KL", "adaptive_kl"),
-        ("linear", "linear"),
-        ("cosine", "cosine"),
-    ],
-)
+@pytest.mark.parametrize(("spelling", "meaning"), [("NONE", "constant"), ("ADAPTIVE_KL", "adaptive_kl")])
 def test_learning_rate_schedule_accepts_the_spelling_of_brax(spelling, meaning):
     assert load(with_values({"ppo.learning_rate_schedule": spelling})).ppo.learning_rate_schedule == meaning
-    assert PPOConfig(learning_rate_schedule=spelling).learning_rate_schedule == meaning
 
 
 def test_normalizer_update_order_defaults_to_that_of_brax():
@@ -445,9 +401,3 @@ def test_loaded_configuration_is_immutable():
     ):
         with pytest.raises(pydantic.ValidationError):
             setattr(section, key, 1)
-
-
-def test_steps_of_an_iteration_equal_those_of_brax():
-    """batch_size * num_minibatches * unroll_length * action_repeat."""
-    config = load(with_values({"env.action_repeat": 2, "env.episode_length": 1000}))
-    assert config.env_steps_per_iteration == 1024 * 32 * 10 * 2

@@ -240,34 +240,25 @@ def test_files_start_with_a_comment_and_have_short_lines() -> None:
 
 def test_overrides_of_the_user_win_over_the_recipe() -> None:
     recipe = load("env=humanoid", ANYWHERE)
-    assert load("env=humanoid", "ppo=default").ppo == PPOConfig()
     assert load("ppo=default", "env=humanoid").ppo == PPOConfig()
     assert load("env=humanoid", "ppo=ant").ppo == load("env=ant", ANYWHERE).ppo
-    assert load("env=walker2d", "recipe_for=cpu", "eval.num_envs=3").eval.num_envs == 3
     changed = load("env=humanoid", ANYWHERE, "ppo.learning_rate=1e-3")
     assert changed.ppo == recipe.ppo.model_copy(update={"learning_rate": 1e-3})
-    assert load("env=humanoid", "total_steps=1000").total_steps == 1000
     assert load("env=reacher", "env.action_repeat=1").env.action_repeat == 1
-    assert load("env=humanoid", "env.backend=null").env.backend is None
 
 
 def test_recipe_sets_the_number_of_steps() -> None:
-    assert load("env=humanoid", ANYWHERE).total_steps == 50_000_000
     assert load("env=humanoid", "ppo=default").total_steps == 30_000_000
-    assert load(*IMPORT, ANYWHERE).total_steps == 30_000_000
     assert load(*IMPORT, "recipe_for=cpu").total_steps == 2_000_000
-    assert load(*IMPORT, "ppo=humanoidstandup").total_steps == 100_000_000
+    assert load("env=humanoid", "total_steps=1000").total_steps == 1000
 
 
 def test_user_environment_is_imported_by_name() -> None:
     config = load(*IMPORT, "env.kwargs={goal: 2.0}")
     assert (config.env.source, config.env.name) == ("import", "my_package.my_module:MyEnv")
-    assert config.env.kwargs == {"goal": 2.0}
-    assert config.env.backend == "auto"
+    assert (config.env.kwargs, config.env.backend) == ({"goal": 2.0}, "auto")
     assert load(*IMPORT, ANYWHERE).ppo == PPOConfig()
     assert load(*IMPORT, "recipe_for=cpu").ppo == load("env=walker2d", "recipe_for=cpu").ppo
-    with pytest.raises(typed.ConfigError, match=r"^env\.name: .*package\.module:Class"):
-        load("env=import")
 
 
 @pytest.mark.parametrize(
@@ -304,19 +295,15 @@ def test_guards_off_disables_every_guard_and_strict_is_stricter() -> None:
     for name in guards:  # a guard that is switched on alone has the default numbers
         assert getattr(off, name).model_copy(update={"enabled": True}) == getattr(default, name)
     # A higher floor is stricter, and so is a thorough check.
-    floors, as_they_are = (
-        {"policy_std_min", "min_std", "thorough"},
-        {"advantage_std_min", "value_error", "gradient_block", "reward", "value_target", "observation_shift"},
-    )
-    for name in guard_config.LimiterConfig.model_fields:
-        own, usual = getattr(strict.limiters, name), getattr(default.limiters, name)
-        assert own == usual if name in as_they_are else (own < usual) != (name in floors), name
-    changed = {}
-    for guard in guards:
-        pairs = {key: (value, getattr(getattr(default, guard), key)) for key, value in getattr(strict, guard)}
-        changed[guard] = {key for key, (own, usual) in pairs.items() if own != usual}
-        assert all((pairs[key][0] < pairs[key][1]) != (key in floors) for key in changed[guard]), guard
-    assert {guard for guard in guards if not changed[guard]} == {"return_watch", "finite_samples"}
+    floors = {"policy_std_min", "min_std", "thorough"}
+    changed = set()
+    for name in guard_config.GuardsConfig.model_fields:
+        for key, own in getattr(strict, name):
+            usual = getattr(getattr(default, name), key)
+            if own != usual:
+                changed.add(name)
+                assert (own < usual) != (key in floors), (name, key)
+    assert {*guards, "limiters"} - changed == {"return_watch", "finite_samples"}
     assert strict.finite_state.patience == 1
 
 

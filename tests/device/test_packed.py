@@ -114,18 +114,3 @@ def test_cast_rows_have_the_types_of_the_other_rows_in_the_order_of_the_tree():
         cast = jax.jit(lambda rows: rows.cast_like(PackedRows.of(mixed)))(single)
         same(cast.unpacked(), {"x": np.float64([[1, 2], [3, 4]]), "y": np.float32([5, 6]), "z": np.int32([7, 8])})
     assert cast.shapes == PackedRows.of(mixed).shapes
-
-
-def test_packed_rows_may_be_split_over_devices_and_compile_once():
-    rows, calls = PackedRows.of(table(6)), []
-
-    @jax.jit
-    def last(rows):
-        calls.append(len(rows))
-        return rows.take(jnp.int32([len(rows) - 1]))
-
-    halves = [jax.tree.map(lambda x, part=part: x[part], rows) for part in (slice(3), slice(3, 6))]
-    for half, row in zip(halves, (2, 5), strict=True):
-        same(last(half), jax.tree.map(lambda x, row=row: x[row : row + 1], table(6)))
-    assert calls == [3]
-    assert jax.tree.structure(jax.device_put(rows)) == jax.tree.structure(rows)

@@ -48,13 +48,3 @@ def test_every_seed_is_computed_on_its_own_device_and_keeps_its_numbers() -> Non
     for ours, theirs in zip(results, expected, strict=True):
         np.testing.assert_allclose(ours["x"], theirs["x"], rtol=1e-6)
         np.testing.assert_array_equal(jax.random.key_data(ours["key"]), jax.random.key_data(theirs["key"]))
-
-
-def test_a_state_on_another_device_is_moved_to_its_own() -> None:
-    devices = SeedDevices(2)
-    last = jax.devices()[-1]
-    (joined,) = devices.joined([jax.device_put(jnp.arange(2.0), last), jax.device_put(jnp.ones(2), last)])
-    (first, second) = devices.divided([joined])
-    np.testing.assert_array_equal(first, [0.0, 1.0])
-    np.testing.assert_array_equal(second, [1.0, 1.0])
-    assert [x.devices() for x in (first, second)] == [{device} for device in jax.devices()[:2]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from rlstable.config import ConfigError
@@ -31,11 +30,3 @@ def test_failure_of_jax_without_a_demanded_platform_is_no_configuration_error(mo
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     with pytest.raises(AssertionError):
         sharding.make_mesh()
-
-
-def test_arrays_are_gathered_in_groups_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharding, "_MOST_GATHERED", 16)
-    leaves = [jnp.zeros(n, jnp.float32) for n in (2, 2, 1, 9, 1)]
-    assert sharding._groups_of_bytes(leaves, [0, 1, 2, 3, 4]) == [[0, 1], [2], [3], [4]]
-    assert sharding._groups_of_bytes(leaves, [4, 0]) == [[4, 0]]
-    assert sharding._groups_of_bytes(leaves, []) == []

@@ -40,10 +40,6 @@ def test_apply_if_uses_each_predicate_under_vmap_and_scan() -> None:
     assert total == 7
 
 
-def test_apply_if_keeps_bad_numbers_of_a_function_out_that_does_not_run() -> None:
-    np.testing.assert_array_equal(apply_if(jnp.array(False), lambda x: x * jnp.nan, jnp.ones(2)), 1.0)
-
-
 @pytest.mark.usefixtures("device")
 def test_select_if_takes_the_result_only_where_the_predicate_is_true() -> None:
     operand = {"x": jnp.arange(3.0), "key": jax.random.key(4), "empty": jnp.zeros((0, 2))}
