@@ -14,7 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 from rlstable.cli import playground
 from rlstable.cli.mistakes import explain, reject_unknown_flags
 from rlstable.cli.options import latest_run
-from rlstable.cli.resolvers import reject_resolvers
 from rlstable.config import Config, ConfigError, load, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.config.overrides import literal
@@ -68,14 +67,8 @@ def register_resolvers() -> None:
 
 
 def _env_name(_root_: DictConfig) -> str:
-    """The environment's name for the run folder. Also rejects resolvers, before Hydra creates the folder."""
-    _reject_resolvers(_root_)
+    """The environment's name for the run folder."""
     return OmegaConf.select(_root_, "env.name") or "import"
-
-
-def _reject_resolvers(composed: DictConfig) -> None:
-    data: Any = OmegaConf.to_container(composed, resolve=False)
-    reject_resolvers({key: value for key, value in data.items() if key != "hydra"})
 
 
 def _typed(composed: DictConfig) -> Config:
@@ -92,7 +85,6 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: The first mistake, or code that this user does not trust (`require_trust`).
     """
-    _reject_resolvers(composed)
     typed = {key.lstrip("+~"): value for key, _, value in (override.partition("=") for override in overrides)}
     resume = composed.get("resume")
     if resume in (None, "auto"):
@@ -107,15 +99,19 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
     if not saved_file.is_file():
         raise ConfigError(f"resume: {resume} is not a run folder, it has no config.yaml; give runs/<env>/<time>")
     settings = read_settings(saved_file.parent)
-    reject_resolvers(settings, str(saved_file))
     saved: Any = OmegaConf.create({**settings, "trust": False})  # trust counts only on the command line
-    if "env" in typed and (name := OmegaConf.select(composed, "env.name")) not in (None, saved.env.name):
-        raise ConfigError(f"env: {resume} was trained on {saved.env.name}, not on {name}; leave env out when resuming")
+    env = settings.get("env")
+    trained_on = env.get("name") if isinstance(env, dict) else None
+    if "env" in typed and (name := OmegaConf.select(composed, "env.name")) not in (None, trained_on):
+        raise ConfigError(f"env: {resume} was trained on {trained_on}, not on {name}; leave env out when resuming")
     for key in typed:
         if key in ("env", "sweep"):  # the launcher is not part of a run
             continue
-        OmegaConf.update(saved, key, OmegaConf.select(composed, key), merge=False, force_add=True)
-    config = _typed(saved)
+        value = OmegaConf.select(composed, key)
+        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        OmegaConf.update(saved, key, value, merge=False, force_add=True)
+    plain: Any = OmegaConf.to_container(saved, resolve=False)  # `${oc.env:NAME}` in a saved file stays a text
+    config = load(plain)
     # A cache folder on the command line is this user's choice and needs no trust.
     checked = config.model_copy(update={"compile_cache": None}) if "compile_cache" in typed else config
     require_trust(saved_file, checked, config.trust)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlstable import config as typed
-from rlstable.cli.resolvers import reject_resolvers
 from rlstable.compilation.jax_flags import check_flags
 from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import Config, ConfigError
@@ -90,10 +89,9 @@ def read_config(folder: Path) -> Config:
     """Reads the configuration in a run folder.
 
     Raises:
-        ConfigError: The folder holds no run, another version wrote its configuration, or a value has a resolver.
+        ConfigError: The folder holds no run, or another version wrote its configuration.
     """
     data = read_settings(folder)
-    reject_resolvers(data, str(folder / "config.yaml"))
     try:
         return typed.load({**data, "fault": {}})
     except ConfigError as error:

@@ -21,6 +21,8 @@ import rlstable
 from rlstable.cli.compose import compose, prepared
 from rlstable.config import ConfigError
 from rlstable.config.overrides import literal, overrides
+from rlstable.io.run_folder import write_config
+from rlstable.policy.saved_run import read_config
 
 
 @pytest.mark.parametrize(
@@ -125,3 +127,13 @@ def test_mapping_of_the_environment_selects_it_and_sets_its_keys(env: Any, messa
     with pytest.raises(ConfigError) as error:
         rlstable.fit(env)
     assert str(error.value).startswith(message)
+
+
+def test_resolver_in_saved_settings_is_text_and_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise another user's run folder could read environment variables."""
+    monkeypatch.setenv("RLSTABLE_TEST_SECRET", "secret")
+    saved = compose(["env=fast", "ppo.num_envs=${ppo.batch_size}", "ppo.batch_size=32"]).model_dump(mode="json")
+    saved["env"]["kwargs"] = {"token": "${oc.env:RLSTABLE_TEST_SECRET}"}
+    write_config(tmp_path, saved)
+    for config in (read_config(tmp_path), compose([f"resume={tmp_path}", "ppo={num_envs: 32, batch_size: 64}"])):
+        assert config.ppo.num_envs == 32 and config.env.kwargs == {"token": "${oc.env:RLSTABLE_TEST_SECRET}"}

@@ -15,7 +15,6 @@ from mujoco_playground.config import dm_control_suite_params, locomotion_params,
 
 from rlstable.cli import playground
 from rlstable.cli.compose import compose
-from rlstable.cli.resolvers import reject_resolvers
 from rlstable.config import ConfigError
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.ppo import PPOConfig
@@ -132,19 +131,6 @@ def test_few_cores_have_their_own_recipe_with_the_episodes_and_observations_of_t
     assert config.env == published.env
     assert (config.network.policy_obs_key, config.network.value_obs_key) == ("state", "privileged_state")
     assert (config.eval.num_evals, config.eval.at_start, config.eval.num_envs) == (10, False, 50)
-
-
-def test_only_playgrounds_resolver_at_its_own_key_is_allowed() -> None:
-    assert reject_resolvers({"ppo": {"num_envs": "${rlstable.playground:ppo.num_envs}"}}) is None
-    for key, text in (
-        ("num_envs", "${rlstable.playground:ppo.batch_size}"),
-        ("num_envs", "x${rlstable.playground:ppo.num_envs}"),
-        ("num_envs", "${oc.env:HOME}"),
-    ):
-        with pytest.raises(ConfigError, match=f"^ppo.{key}: the resolver"):
-            reject_resolvers({"ppo": {key: text}})
-    with pytest.raises(ConfigError, match="write the value instead"):  # a saved run has numbers
-        reject_resolvers({"ppo": {"num_envs": "${rlstable.playground:ppo.num_envs}"}}, "config.yaml")
 
 
 @pytest.fixture
