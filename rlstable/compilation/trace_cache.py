@@ -38,15 +38,8 @@ _IRRELEVANT_KEYS: dict[str, Any] = {
     **dict.fromkeys(("total_steps", "seed", "logging", "checkpoint", "render", "recipe_for"), True),
     **dict.fromkeys(("compile_cache", "quick_compile_iterations", "resume"), True),
     "ppo": {"learning_rate", "num_resets_per_eval"},
-    "env": {"reset_pool_refresh"},
     "eval": {"num_evals", "at_start", "target_return"},
-    "supervise": {
-        "max_wall_time": True,
-        "memory": {"limit_gib"},
-        "recovery": {"every", "attempts", "window", "relax_after"},
-        "ladder": {"matmul"},
-        "incident": {"window", "keep", "max_mb"},
-    },
+    "supervise": {"max_wall_time"},
 }
 _IRRELEVANT_FLAGS = ("jax_compilation_cache", "jax_persistent_cache", "jax_cpu_enable_async_dispatch")
 _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]

@@ -281,16 +281,9 @@ OUTSIDE_THE_KEY: dict[str, Any] = {
     "logging": {"console": "off", "log_every": 3},
     "checkpoint": {"every": 3},
     "render": {"every": 1},
-    "env": {"reset_pool_refresh": 3},
     "ppo": {"learning_rate": 1e-3, "num_resets_per_eval": 1},
     "eval": {"num_evals": 3, "at_start": True, "target_return": 7.0},
-    "supervise": {
-        "max_wall_time": 700.0,
-        "memory": {"limit_gib": 0.5},
-        "recovery": {"enabled": False, "every": 3, "attempts": 2, "window": 70, "relax_after": 7},
-        "ladder": {"matmul": ["x64"]},
-        "incident": {"enabled": False, "window": 7, "keep": 7, "max_mb": 7.0},
-    },
+    "supervise": {"recovery": {"enabled": False}, "incident": {"enabled": False}, "max_wall_time": 700.0},
 }
 LINEAR = {"ppo": {"learning_rate_schedule": "linear"}}
 OTHER_PROGRAMS: tuple[dict[str, Any], ...] = (
