@@ -14,12 +14,11 @@ from brax.training.acme import running_statistics, specs
 from brax.training.agents.ppo import checkpoint
 from brax.training.agents.ppo import networks as ppo_networks
 
-from rlstable.brax_ppo.arguments import SIGNATURE, overrides_of
+from rlstable.brax_ppo.arguments import SIGNATURE, overrides_of, require
 from rlstable.brax_ppo.calls import BraxCalls, Metrics, absolute
 from rlstable.brax_ppo.params import BraxParams, from_brax
 from rlstable.cli.compose import compose
 from rlstable.compilation.jax_flags import check_flags
-from rlstable.config import ConfigError
 from rlstable.config.overrides import literal
 from rlstable.envs.objects import Environments, name_of
 from rlstable.envs.randomized import RandomizedEnv
@@ -68,8 +67,8 @@ def train(
     check_flags()
     settings = overrides_of(arguments)
     observation = _observation(environment)
-    if isinstance(observation, dict) and any(name.startswith("pixels/") for name in observation):
-        raise ConfigError("environment: rlstable does not train on pixels; choose an environment without pixels/ keys")
+    pixels = isinstance(observation, dict) and any(name.startswith("pixels/") for name in observation)
+    require(not pixels, "environment: rlstable does not train on pixels; choose an environment without pixels/ keys")
     networks = _networks(arguments, observation)
     make_policy = ppo_networks.make_inference_fn(
         networks,
@@ -84,10 +83,16 @@ def train(
     own = ["env=import", "ppo=default", "env.source=object", f"env.name={name_of(environment)}", "env.backend=null"]
     words = [f"{key}={literal(value)}" for key, value in settings.items()]
     config = compose([*own, f"guards={guards}", *words, *overrides])
-    if config.seeds > 1:
-        raise ConfigError("seeds: ppo.train trains one seed, as in Brax; call it once per seed, or use rlstable.fit")
+    require(
+        config.seeds == 1, "seeds: ppo.train trains one seed, as in Brax; call it once per seed, or use rlstable.fit"
+    )
     if eval_env is not None:
-        _require_same_spaces(environment, eval_env)
+        shapes, others = (jax.tree.map(lambda x: x.shape, parts) for parts in (observation, _observation(eval_env)))
+        require(
+            shapes == others and environment.action_size == eval_env.action_size,
+            f"eval_env: has observations {others} and {eval_env.action_size} actions, environment has {shapes} and "
+            f"{environment.action_size}; they must be the same",
+        )
     environments = Environments(environment, eval_env or environment)
     if (randomization_fn := arguments["randomization_fn"]) is not None:
         environments = Environments(*(RandomizedEnv(env, randomization_fn) for env in environments))
@@ -129,16 +134,6 @@ def _networks(arguments: dict[str, Any], observation: Any) -> Any:
 def _observation(environment: Any) -> Any:
     """The shapes of an observation."""
     return jax.eval_shape(without_training_wrappers(environment)[0].reset, jax.random.PRNGKey(0)).obs
-
-
-def _require_same_spaces(environment: Any, eval_env: Any) -> None:
-    """Raises ConfigError unless a policy of one environment can act in the other."""
-    shapes, others = (jax.tree.map(lambda x: x.shape, _observation(env)) for env in (environment, eval_env))
-    if shapes != others or environment.action_size != eval_env.action_size:
-        raise ConfigError(
-            f"eval_env: has observations {others} and {eval_env.action_size} actions, environment has {shapes} and "
-            f"{environment.action_size}; they must be the same"
-        )
 
 
 def _untrained(arguments: dict[str, Any], networks: Any, observation: Any, restored: Any) -> BraxParams:

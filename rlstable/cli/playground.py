@@ -75,7 +75,7 @@ def _rounded(steps: int, arguments: Mapping[str, Any]) -> int:
         epochs = brax_epochs({**arguments, "num_timesteps": steps, "num_evals": arguments["num_evals"] + 1})
     except (TypeError, ValueError, ZeroDivisionError):
         return steps
-    return epochs.count * epochs.steps
+    return epochs.parts * epochs.steps
 
 
 def _plain(value: Any) -> Any:

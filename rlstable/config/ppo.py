@@ -142,7 +142,7 @@ class PPOConfig(Section, at="ppo"):
 class BraxEpochs(NamedTuple):
     """How Brax divides a training."""
 
-    count: int  # parts, after each of which Brax evaluates
+    parts: int  # after each of which Brax evaluates
     steps: int  # environment steps of a part, rounded up to whole iterations
     iteration_steps: int  # environment steps of an iteration, action repeat included
 
@@ -151,6 +151,6 @@ def brax_epochs(arguments: Mapping[str, Any]) -> BraxEpochs:
     """The parts of a training with these arguments of `brax.training.agents.ppo.train`, by name."""
     names = ("batch_size", "unroll_length", "num_minibatches", "action_repeat")
     iteration_steps = math.prod(int(arguments[name]) for name in names)
-    count, resets = max(arguments["num_evals"] - 1, 1), max(arguments["num_resets_per_eval"], 1)
-    iterations = math.ceil(arguments["num_timesteps"] / (count * resets * iteration_steps))
-    return BraxEpochs(count, iterations * resets * iteration_steps, iteration_steps)
+    parts, resets = max(arguments["num_evals"] - 1, 1), max(arguments["num_resets_per_eval"], 1)
+    iterations = math.ceil(arguments["num_timesteps"] / (parts * resets * iteration_steps))
+    return BraxEpochs(parts, iterations * resets * iteration_steps, iteration_steps)

@@ -51,17 +51,13 @@ def unmarked(tree: PyTree) -> PyTree:
     return _map(lambda x: x.value[0], lambda x: x, tree) if has_shared(tree) else tree
 
 
-def marked_like(tree: PyTree, like: PyTree) -> PyTree:
-    """A batched tree that `jax.vmap` returned, with its shared leaves marked as in `like`."""
-    if not has_shared(like):
-        return tree
-    leaves = iter(jax.tree.leaves(tree))
-    return _map(lambda _: Shared(next(leaves)[None]), lambda _: next(leaves), like)
-
-
 def vmapped(step: Callable[..., PyTree], state: PyTree, *args: PyTree) -> PyTree:
     """Maps `step` over a batched state with shared leaves; equals `jax.vmap(step)(state, *args)` without any."""
-    return marked_like(jax.vmap(step)(unmarked(state), *args), state)
+    stepped = jax.vmap(step)(unmarked(state), *args)
+    if not has_shared(state):
+        return stepped
+    leaves = iter(jax.tree.leaves(stepped))
+    return _map(lambda _: Shared(next(leaves)[None]), lambda _: next(leaves), state)
 
 
 def map_rows(function: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
 from hlo import kernels_of_sgd_step
-from jax._src.array import ArrayImpl  # no public API counts transfers
 from lowering import (
     PLATFORMS,
     TINY,
@@ -28,11 +24,7 @@ from lowering import (
 from rlstable.cli.compose import compose
 from rlstable.compilation import ffi
 from rlstable.compilation.xla import quick_options
-from rlstable.device import sharding
 from rlstable.device.transforms import apply_if, select_if
-from rlstable.ppo.state import SPECS
-from rlstable.runner.loop import TrainingLoop
-from rlstable.runner.setup import Program
 
 # Cholesky factorisations of MJX's mass matrix and constraint solver. XLA for TPUs has an operation for them.
 LINEAR_ALGEBRA = {"cuda": {"cusolver_potrf_ffi"}, "tpu": set[str]()}
@@ -199,60 +191,3 @@ def test_sgd_step_keeps_its_budget_of_kernels(run: str, most: int) -> None:
     compiled = RUNS[run].programs["training 1"].lowered().compile(quick_options())
     kernels = kernels_of_sgd_step(compiled.as_text())
     assert most // 2 < kernels <= most
-
-
-def use_empty_program(loop: Any) -> None:
-    """Makes a run call a program that returns the training state and healthy metrics, and counts the iteration."""
-    training, config = loop.single, loop.config
-    setup, mesh = training.programs.setup, training.programs.mesh
-    iteration = sharding.over_devices(setup.ppo.iteration, mesh, (SPECS,), (SPECS, sharding.REPLICATED))
-    _, shapes = jax.eval_shape(iteration, training.state)
-
-    def zeros(tree: Any) -> Any:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
-
-    def empty(states: tuple[Any, ...]) -> Any:
-        (state,) = states
-        metrics = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
-        trips = zeros(shapes.trips)
-        counters = state.counters.after(config.env_steps_per_iteration, jnp.int32(1), jnp.int32(0), trips)
-        metrics = metrics._replace(trips=trips, counters=counters, exhausted=zeros(shapes.exhausted))
-        return ((dataclasses.replace(state, counters=counters), metrics),)
-
-    program = sharding.over_devices(empty, mesh, ((SPECS,),), ((SPECS, sharding.REPLICATED),), donate=(0,))
-    executable = program.lower((training.state,)).compile()
-    loop._slots._programs[training.programs.key] = Program(executable, setup.precision)
-
-
-# Arrays from the device to the host: the metrics in one request after every iteration, and the parameters, moments and
-# counters to roll back to after every `supervise.recovery.every` iterations.
-METRICS, SNAPSHOT = 14, 74
-
-
-@contextlib.contextmanager
-def counting_transfers() -> Iterator[list[str]]:
-    """Lists requests for arrays and fetched arrays. NumPy reads arrays of a CPU unseen; `device_get` does not."""
-    found: list[str] = []
-    value, get = ArrayImpl._value, jax.device_get
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ArrayImpl, "_value", property(lambda array: found.append("array") or value.fget(array)))
-        patch.setattr(jax, "device_get", lambda tree: found.append("request") or get(tree))
-        yield found
-
-
-@pytest.mark.usefixtures("quick_compile")
-def test_iteration_fetches_its_metrics_and_at_times_a_snapshot(tmp_path: Path) -> None:
-    quiet = ("logging=quiet", "checkpoint=off", "eval.num_evals=0", "supervise.recovery.every=3", "devices=1")
-    counts = []
-    with on_accelerator():
-        loop = TrainingLoop(compose(["env=fast", *TINY, *quiet]), tmp_path)
-        try:
-            use_empty_program(loop)
-            for _ in range(6):
-                with counting_transfers() as found:
-                    loop.advance()
-                counts.append((found.count("request"), found.count("array")))
-        finally:
-            loop.close()
-    usual, third = (1, METRICS), (2, METRICS + SNAPSHOT)
-    assert counts == [usual, usual, third, usual, usual, third]
