@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from brax import envs
 from brax.training.acme import running_statistics
-from brax.training.agents.ppo import checkpoint
 from brax.training.agents.ppo import networks as ppo_networks
 from brax.training.agents.ppo import train as brax_train
 from toys import PointMass, assemble, tiny_config
@@ -217,15 +216,6 @@ def test_actions_are_those_of_brax_inference_function_bit_for_bit(trained: dict[
         theirs = ppo_networks.make_inference_fn(network)(trained["params"], deterministic)(observation, key)[0]
         ours = trained["make_policy"](trained["params"], deterministic)(observation, key)[0]
         np.testing.assert_array_equal(ours, theirs)
-
-
-def test_brax_loads_the_checkpoints(trained: dict[str, Any]) -> None:
-    folder = trained["folder"] / "brax"
-    assert sorted(path.name for path in folder.iterdir()) == ["000000000128", "000000000256"]
-    act = checkpoint.load_policy(folder / "000000000256", SMALL)
-    observation = jnp.array([0.3, -0.2])
-    expected = trained["make_policy"](trained["params"], True)(observation, jax.random.PRNGKey(0))[0]
-    np.testing.assert_array_equal(act(observation, jax.random.PRNGKey(0))[0], expected)
 
 
 def test_no_steps_return_restored_parameters_and_no_metrics(trained: dict[str, Any]) -> None:
