@@ -20,6 +20,8 @@ from rlstable.device.precision import SINGLE, Precision
 Arguments = Callable[[], tuple[Any, ...]]
 Built = TypeVar("Built")
 
+_MANY_CONSTANTS = 50 * 10**6  # bytes
+
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
@@ -34,7 +36,11 @@ def collector_paused() -> Iterator[None]:
 
 
 class SharedBuilds(Generic[Built]):
-    """Builds one object per configuration; configurations that differ only in the seed share one object."""
+    """Builds one object per configuration; configurations that differ only in the seed share one object.
+
+    Args:
+        build: Called with a configuration and the arguments that all seeds share.
+    """
 
     def __init__(self, build: Callable[..., Built]):
         self._build = build
@@ -48,11 +54,20 @@ class SharedBuilds(Generic[Built]):
 
 
 class Programs:
-    """Builds programs of one precision, with compiler options."""
+    """Builds programs.
+
+    Attributes:
+        on_large_constants: Called with the bytes of a traced program's constants if they slow down its compilation.
+
+    Args:
+        precision: Precision to compile in.
+        options: Compiler options.
+    """
 
     def __init__(self, precision: Precision = SINGLE, options: dict[str, Any] | None = None):
         self._precision = precision
         self._options = options
+        self.on_large_constants: Callable[[int], None] = lambda size: None
 
     def build(
         self,
@@ -84,7 +99,11 @@ class Programs:
         del name, donates  # only for the trace cache: `function` already donates
         args = arguments()
         with self._precision.compiled(), collector_paused():
-            lowered: Lowered = function.lower(*args)
+            traced = function.trace(*args)
+            size = sum(getattr(constant, "nbytes", 0) for constant in traced.jaxpr.consts)
+            if size > _MANY_CONSTANTS:
+                self.on_large_constants(size)
+            lowered: Lowered = traced.lower()
         return lowered
 
     def _compiled(self, lowered: Lowered, rarely_used: bool, at_once: bool = False) -> Future[Any]:

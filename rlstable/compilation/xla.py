@@ -37,13 +37,24 @@ _QUICK = {
 
 
 def compiler_options(deterministic: bool, quickly: bool = False) -> dict[str, bool | int] | None:
-    """Non-default XLA options that this jaxlib knows, or None. A CPU is deterministic without options."""
+    """Non-default XLA options that this jaxlib knows, or None. A CPU is deterministic without options.
+
+    Args:
+        deterministic: Whether the same program on the same device must give the same bits.
+        quickly: Whether compile time matters more than the speed of the programs.
+    """
     return (_known(_DETERMINISTIC) if deterministic else {}) | (quick_options() if quickly else {}) or None
 
 
 def quick_options() -> dict[str, bool | int]:
     """XLA options that this jaxlib knows, for programs whose compile time matters more than their speed."""
     return _known(_QUICK)
+
+
+def unknown_options() -> list[str]:
+    """Names of the XLA options for this kind of device that this jaxlib does not know; programs do without them."""
+    backend = jax.default_backend()
+    return [name for table in (_DETERMINISTIC, _QUICK) for name in table.get(backend, {}) if name not in _known(table)]
 
 
 def _known(table: Mapping[str, Mapping[str, bool | int]]) -> dict[str, bool | int]:
@@ -70,7 +81,7 @@ def enable_program_cache(folder: str | None) -> str | None:
     folder (`JAX_COMPILATION_CACHE_DIR`), `auto` keeps that folder, unchecked.
 
     Args:
-        folder: `auto` for a folder below `$XDG_CACHE_HOME` or `~/.cache`; None for no cache.
+        folder: Folder of the cache; `auto` for a folder below `$XDG_CACHE_HOME` or `~/.cache`; None for no cache.
 
     Returns:
         Why the folder cannot be used; None if the cache works or none is wanted.

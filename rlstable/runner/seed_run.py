@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable import faults
-from rlstable.compilation import sources
+from rlstable.compilation import sources, xla
 from rlstable.compilation.xla import disable_async_dispatch, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts, sharding
@@ -140,6 +140,7 @@ class SeedRun:
         cache_error = enable_program_cache(config.compile_cache)
         self._step_before = 0
         self._has_iterated = False
+        self._reported_constants = False
         self.keys = SeedKeys(config.seed, self.host)
         alone = factories is None or not factories.shared
         self.log = SeedLog(config, run_dir, callback, console, self.host, alone)
@@ -159,11 +160,14 @@ class SeedRun:
                 self.event("lock_unsupported", error=self._lock.unsupported)
             if cache_error is not None:
                 self.event("compile_cache_unusable", error=cache_error)
+            if unknown := xla.unknown_options():
+                self.event("compiler_options_unknown", options=list(unknown))
             if config.env.backend == "auto":
                 _log_backend(setup, self.event)
             if setup.loaded.removed:
                 kept = {key: getattr(config.env, key) for key in ("episode_length", "action_repeat")}
                 self.event("environment_unwrapped", removed=list(setup.loaded.removed), **kept)
+            setup.on_large_constants(self._report_constants)
             self._initialize_state(setup, resumes)
             self._open_files(self._lock)
             self._opened = True
@@ -193,6 +197,13 @@ class SeedRun:
             "sources": sources.digest_of_modules("__main__", *sorted({type(each).__module__ for each in users})),
         }
         hosts.require_same("machine", own, "use equal machines with the same packages, sources and script")
+
+    def _report_constants(self, size: int) -> None:
+        """Logs the size of the arrays that the environment makes part of a program, once."""
+        if not self._reported_constants:
+            self._reported_constants = True
+            problem = "arrays of the environment are part of each program, which takes time and memory to compile"
+            self.event("large_constants", megabytes=size // 10**6, problem=f"{problem}; make the arrays smaller")
 
     def _open_folder(self) -> bool:
         """Creates and locks the run folder; returns whether the run resumes."""

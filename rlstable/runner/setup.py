@@ -143,6 +143,10 @@ class TrainingSetup:
         batch = min(config.env.reset_pool_size, config.ppo.num_envs)
         self._resets = Resets(self.env, batch, self.precision, self._programs, mesh.size)
 
+    def on_large_constants(self, report: Callable[[int], None]) -> None:
+        """Sets the function that is called with the bytes of large constants, before the program is compiled."""
+        self._programs.on_large_constants = report
+
     def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
         """The training state before the first iteration: clean first states, initial parameters, placed on the devices.
 

@@ -82,6 +82,11 @@ def test_programs_of_the_humanoid_lower_for_accelerators_without_a_callback() ->
     require_lowering(HUMANOID)
 
 
+def test_check_of_lowered_programs_finds_a_callback() -> None:
+    (target,) = outside_calls(module_of(lambda x: jax.pure_callback(lambda y: y, x, x), "cpu", jnp.ones(3)))
+    assert "callback" in target
+
+
 def test_check_of_lowered_programs_finds_native_physics() -> None:
     """It lowers for any platform, although its target exists on a CPU alone."""
 

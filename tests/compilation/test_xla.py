@@ -38,14 +38,37 @@ def test_deterministic_run_sets_compiler_options_on_a_gpu_only(monkeypatch: pyte
     assert twice.compile(options)(jnp.ones(3)).tolist() == [2.0, 2.0, 2.0]
 
 
+@pytest.fixture
+def unknown_option(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An option of every table that no jaxlib knows."""
+    name = "xla_no_such_option"
+    for table, backend in ((xla._QUICK, "cpu"), (xla._DETERMINISTIC, "gpu")):
+        monkeypatch.setitem(table[backend], name, True)
+    xla._is_known.cache_clear()
+    yield name
+    xla._is_known.cache_clear()
+
+
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
-def test_option_that_this_jaxlib_does_not_know_is_left_out(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for table, kind in ((xla._QUICK, "cpu"), (xla._DETERMINISTIC, "gpu")):
-        monkeypatch.setitem(table[kind], "xla_no_such_option", True)
+def test_option_that_this_jaxlib_does_not_know_is_left_out(
+    unknown_option: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     options = compiler_options(True, True)
-    assert options is not None and "xla_no_such_option" not in options
+    assert unknown_option in xla.unknown_options()
+    assert options is not None and unknown_option not in options
     jax.jit(lambda x: 2 * x).lower(jnp.ones(3)).compile(options)
+
+
+@quickly()
+def test_run_logs_the_options_that_were_left_out(
+    unknown_option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TrainingLoop(tiny_config(total_steps=64, eval={"num_evals": 0}), tmp_path).run()
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    events = [event for event in map(json.loads, lines) if event["kind"] == "compiler_options_unknown"]
+    assert len(events) == 1 and unknown_option in events[0]["options"]
+    assert "! step 0  compiler_options_unknown" not in capsys.readouterr().out
 
 
 def options_used(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -66,7 +89,7 @@ def options_used(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @quickly()
 def test_every_program_of_a_deterministic_run_gets_the_compiler_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    compiler_options(True)  # tries them, which compiles
+    xla.unknown_options()  # tries them, which compiles
     told = options_used(tiny_config(deterministic=True, eval={"num_envs": 3}), monkeypatch)
     assert told == [{"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}] * 4
 
@@ -159,9 +182,13 @@ def test_processes_with_accelerators_need_a_folder_that_the_user_names(
     assert enable_program_cache(str(cache / "shared")) is None
 
 
-def test_cache_folder_that_cannot_be_created_is_named(cache: Path) -> None:
+def test_cache_folder_that_cannot_be_created_is_logged_and_the_run_starts(cache: Path, tmp_path: Path) -> None:
     (cache / "file").write_text("")
-    assert "Not a directory" in str(enable_program_cache(str(cache / "file")))
+    said = enable_program_cache(str(cache / "file"))
+    assert said is not None and "Not a directory" in said
+    run = TrainingLoop(tiny_config(logging={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
+    run.close()
+    assert '"compile_cache_unusable"' in (tmp_path / "run" / "events.jsonl").read_text()
 
 
 def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(
@@ -178,6 +205,7 @@ def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["error"] for event in events if event["kind"] == "compile_cache_unusable"] == [said]
     assert capsys.readouterr().out.count("compile_cache_unusable") == 1
+    assert program_cache_folder() is None
 
 
 def test_folder_of_programs_is_the_folder_in_use(cache: Path) -> None:

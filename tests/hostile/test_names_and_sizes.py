@@ -1,12 +1,13 @@
-"""Names with slashes in an environment are trained, or one line before anything compiles."""
+"""Names with slashes and large arrays in an environment are trained, or one line before anything compiles."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile.users import SlashInAName
+from hostile.users import Cart, LargeArray, SlashInAName
 
 import rlstable
 from rlstable.runner.result import Result
@@ -35,3 +36,13 @@ def test_names_that_a_checkpoint_cannot_tell_apart_are_refused_before_training(t
         "env.name: the state of hostile.users:SlashInAName has two arrays info/gait/left, because / separates names; "
         "rename one of them"
     )
+
+
+def test_large_arrays_of_an_environment_are_reported_once(tmp_path: Path) -> None:
+    def reported(env: Any, folder: Path) -> list[int]:
+        fit(env, folder, total_steps=64)
+        events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+        return [event["megabytes"] for event in events if event["kind"] == "large_constants"]
+
+    assert reported(LargeArray(), tmp_path / "large") == [64]
+    assert reported(Cart(), tmp_path / "small") == []

@@ -328,3 +328,14 @@ class SlashInAName(Cart):
         zero, state = jnp.zeros(()), super().reset(rng)
         info = {"gait/left": zero} | ({"gait": {"left": zero}} if self.clash else {})
         return state.replace(metrics={"reward/forward": zero}, info={**state.info, **info})
+
+
+class LargeArray(Cart):
+    """An array of 64 MB on the environment, of which each step reads a number."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.table = jnp.zeros(16_000_000)
+
+    def reward(self, state: State) -> jax.Array:
+        return super().reward(state) + self.table[state.info["ticks"].astype(jnp.int32)]
