@@ -30,7 +30,7 @@ from rlstable.config.overrides import literal
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.envs.objects import Environments
-from rlstable.policy.environment import load_policy_environment
+from rlstable.policy.playback import load_policy_environment
 from rlstable.policy.saved_run import open_run
 from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import TrainingLoop

@@ -22,7 +22,7 @@ BraxParams = tuple[running_statistics.RunningStatisticsState, Params, Params]
 
 
 def to_brax(config: Config, params: Params, statistics: Statistics, observation: Any) -> BraxParams:
-    """Converts parameters and observation statistics to Brax's form.
+    """What `brax.training.agents.ppo.train` returns, from the parameters and statistics of a run.
 
     Parts of `observation`, the shapes of a whole one, that no network reads get mean 0 and deviation 1.
     """
@@ -66,14 +66,12 @@ def from_brax(
     policy = _plain(policy)
     if config.network.distribution_type == "tanh_normal":
         policy = {"params": {"mlp": policy["params"]}}
-    new: Params = {"policy": _fitted(policy, params["policy"], "policy")}
+    new: Params = {**params, "policy": _fitted(policy, params["policy"], "policy")}
     if value:
         brax_value = _plain(brax_value)
         if config.network.use_distributional_critic:
             brax_value = {"params": brax_value["params"]["MLP_0"]}
         new["value"] = _fitted(brax_value, params["value"], "value network")
-    else:
-        new["value"] = params["value"]
     if not config.ppo.normalize_observations:
         return new, statistics
     count = brax_statistics.count
@@ -88,12 +86,10 @@ def from_brax(
 
 
 def _completed(part: Any, whole: Any) -> Any:
-    """Statistics of a whole observation, of which the networks read a part."""
     return {**whole, **part} if isinstance(whole, Mapping) else part
 
 
 def _selected(whole: Any, part: Any) -> Any:
-    """The entries of a whole observation's statistics that the networks read."""
     return {key: whole[key] for key in part if key in whole} if isinstance(part, Mapping) else whole
 
 

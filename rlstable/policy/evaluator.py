@@ -58,9 +58,7 @@ class PolicySnapshot(NamedTuple):
 
 
 class Evaluator:
-    """Plays evaluation episodes with one or more policies, in several passes if memory is short.
-
-    Every call must evaluate the same number of policies.
+    """Plays evaluation episodes with one or more policies, always equally many, in several passes if memory is short.
 
     Args:
         play: Plays one episode per key, from (params, statistics, keys, key) to `Episodes`; JAX can trace it.
@@ -70,8 +68,7 @@ class Evaluator:
         report: Called as `report(kind, **fields)` with every event.
         programs: Builder of the program; None for a new `Programs`.
         limit: Bytes that the program may use; None to wait until the device refuses memory.
-        start: Resets the environments of episodes that need several calls of `play`, from its arguments to a `Part`,
-            which `play` then takes, too, and returns the next one.
+        start: For episodes of several calls of `play`: returns the first `Part`, and `play` from a part the next one.
     """
 
     def __init__(
@@ -86,9 +83,7 @@ class Evaluator:
         start: Play | None = None,
     ):
         def program(play: Play) -> Any:
-            def play_pass(
-                policies: tuple[PolicySnapshot, ...], numbers: jax.Array, *parts: tuple[Part, ...]
-            ) -> tuple[Any, ...]:
+            def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array, *parts: tuple[Part, ...]) -> Any:
                 def play_one(args: tuple[Any, ...]) -> Any:
                     policy, *part = args
                     # One key per episode, so the number of passes does not change the first states.
@@ -99,15 +94,10 @@ class Evaluator:
 
             return jax.jit(play_pass)
 
-        self._play = program(play)
-        self._start = None if start is None else program(start)
-        self._programs = programs or Programs(precision)
-        self._count = count
-        self._precision = precision
-        self._compiling = compiling
-        self._report = report
-        self._limit = limit
-        self._passes = 1
+        self._play, self._start = program(play), None if start is None else program(start)
+        self._programs, self._precision = programs or Programs(precision), precision
+        self._compiling, self._report, self._limit = compiling, report, limit
+        self._count, self._passes = count, 1
         self._building: Future[Any] | None = None
         self._compiled: Any = None
 
@@ -137,13 +127,10 @@ class Evaluator:
     def evaluate(
         self, policies: Sequence[PolicySnapshot], stops: Callable[[], bool] = lambda: False
     ) -> list[EvaluationMetrics]:
-        """Evaluates policies; `stops` is called between two parts of long episodes, to abandon the evaluation.
-
-        Returns:
-            Metrics `eval/...` per policy. Means cover the episodes that count, and are None if no episode counts.
+        """Metrics `eval/...` per policy. Means cover the episodes that count, and are None if no episode counts.
 
         Raises:
-            Abandoned: `stops` returned True.
+            Abandoned: `stops`, which is called between two parts of long episodes, returned True.
             OutOfMemory: The device has not enough memory for one episode.
         """
         started = time.perf_counter()
@@ -171,13 +158,10 @@ class Evaluator:
     def _episodes(self, policies: tuple[PolicySnapshot, ...], stops: Callable[[], bool]) -> list[Episodes]:
         with self._precision.compiled(), interruptible():
             passes = [self._pass(policies, numbers, stops) for numbers in self._episode_numbers()]
-        return [
-            jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *parts)
-            for parts in zip(*passes, strict=True)
-        ]
+        together = jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *passes)
+        return list(together)
 
     def _pass(self, policies: tuple[PolicySnapshot, ...], numbers: np.ndarray, stops: Callable[[], bool]) -> Any:
-        """The episodes of one pass, by policy, as host arrays."""
         if self._start is None:
             return jax.device_get(self._compiled(policies, numbers))
         parts = self._start(policies, numbers)
@@ -191,10 +175,9 @@ class Evaluator:
         policies, numbers = tuple(policies), self._episode_numbers()[0]
 
         def args() -> tuple[Any, ...]:
-            if self._start is None:
-                return policies, numbers
             with self._precision.compiled():
-                return policies, numbers, self._start.eval_shape(policies, numbers)
+                parts = () if self._start is None else (self._start.eval_shape(policies, numbers),)
+            return policies, numbers, *parts
 
         return self._programs.build(f"evaluation {len(policies)} {len(numbers)}", self._play, args)
 
@@ -209,9 +192,8 @@ class Evaluator:
         if not is_out_of_memory(error):
             raise error
         if self._passes >= self._count:
-            raise OutOfMemory(
-                "The device refused memory for one evaluation episode; free device memory, or set eval.num_evals=0."
-            ) from error
+            said = "The device refused memory for one evaluation episode; free device memory, or set eval.num_evals=0."
+            raise OutOfMemory(said) from error
         self._divide(2)
 
     def _divide(self, factor: int) -> None:
@@ -221,7 +203,6 @@ class Evaluator:
 
 
 def snapshot_of(state: TrainState, key: jax.Array) -> PolicySnapshot:
-    """The policy of a training state, with the random key of its evaluation."""
     params, statistics = sharding.first_device((state.params, state.normalizer))
     return PolicySnapshot(params, statistics, key)
 
@@ -241,13 +222,12 @@ def summarize(episodes: Episodes) -> EvaluationMetrics:
     valid = valid_episodes(episodes)
     metrics: EvaluationMetrics = {}
     # The return last, so that a metric of the environment called reward_std does not replace its deviation.
-    for name, values in sorted(episodes.metrics.items(), key=lambda item: item[0] == "reward"):
-        metrics[f"eval/episode_{name}"] = float(values[valid].mean()) if valid.any() else None
-        metrics[f"eval/episode_{name}_std"] = float(values[valid].std()) if valid.any() else None
-    metrics["eval/avg_episode_length"] = float(episodes.length[valid].mean()) if valid.any() else None
-    metrics["eval/std_episode_length"] = float(episodes.length[valid].std()) if valid.any() else None
-    metrics["eval/aborted_share"] = float(1.0 - valid.mean())
-    return metrics
+    named = sorted(episodes.metrics.items(), key=lambda item: item[0] == "reward")
+    names = [(f"eval/episode_{name}", f"eval/episode_{name}_std", values) for name, values in named]
+    for mean, deviation, values in (*names, ("eval/avg_episode_length", "eval/std_episode_length", episodes.length)):
+        metrics[mean] = float(values[valid].mean()) if valid.any() else None
+        metrics[deviation] = float(values[valid].std()) if valid.any() else None
+    return metrics | {"eval/aborted_share": float(1.0 - valid.mean())}
 
 
 def unseen_element(statistics: Statistics, episodes: Episodes) -> float:
@@ -259,29 +239,20 @@ def unseen_element(statistics: Statistics, episodes: Episodes) -> float:
     if isinstance(mean, Mapping):  # the networks may read a part of the observation only
         observation = {key: observation[key] for key in mean}
     means, variances, observations = (jax.tree.leaves(tree) for tree in (mean, variance, observation))
-    valid = valid_episodes(episodes)
-    unseen = [
-        _differs(mean, variance, observed[valid]).ravel()
-        for mean, variance, observed in zip(means, variances, observations, strict=True)
-    ]
-    return float(np.argmax(np.concatenate([[False], *unseen])))
-
-
-def _differs(mean: np.ndarray, variance: np.ndarray, observed: np.ndarray) -> np.ndarray:
-    size = np.maximum(1.0, np.abs(mean))
-    constant = np.sqrt(variance) <= _CONSTANT * size
-    return np.asarray(constant & (np.abs(observed - mean) > _DIFFERENT * size).any(axis=0))
+    valid, unseen = valid_episodes(episodes), [np.array([False])]
+    for mean, variance, observed in zip(means, variances, observations, strict=True):
+        size = np.maximum(1.0, np.abs(mean))
+        differs = (np.abs(observed[valid] - mean) > _DIFFERENT * size).any(axis=0)
+        unseen.append((differs & (np.sqrt(variance) <= _CONSTANT * size)).ravel())
+    return float(np.argmax(np.concatenate(unseen)))
 
 
 def make_evaluator(
     config: Config, networks: Networks, compiling: Compiling, report: Callable[..., None], single: Any = None
 ) -> Evaluator:
-    """The evaluator of a configuration; JAX compiles its program at the first use.
+    """The evaluator of a configuration; a `ConfigError` if `eval.env_kwargs` does not fit the environment.
 
     `single` is the environment, if the caller has loaded it. The other arguments are those of `Evaluator`.
-
-    Raises:
-        ConfigError: `eval.env_kwargs` does not fit the environment.
     """
     env, precision = evaluation_env(config, single), level(config.precision)
 
@@ -319,7 +290,7 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
 def make_policy(
     config: Config, networks: Networks, params: Any, statistics: Any
 ) -> Callable[[Any, jax.Array], jax.Array]:
-    """A function from observations and a random key to actions `[B, A]`, for evaluation."""
+    """A function from observations and a random key to actions `[B, A]`, without a guard."""
     matmul = level(config.precision).matmul
 
     def policy(obs: Observation, key: jax.Array) -> jax.Array:

@@ -1,24 +1,27 @@
-"""Evaluates a saved policy: plays episodes and summarises their returns."""
+"""Plays a saved policy in its environment, and summarises the returns of its episodes."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import numpy as np
 from rich.table import Table
 
-from rlstable.config import ConfigError
+from rlstable.compilation.xla import enable_program_cache
+from rlstable.config import Config, ConfigError
 from rlstable.envs.episodes import Episodes
-from rlstable.policy.environment import load_policy_environment
+from rlstable.envs.interface import check
+from rlstable.envs.load import Loaded, load
+from rlstable.io.private_folder import require_trust
 from rlstable.policy.evaluator import PolicySnapshot, make_evaluator, summarize, valid_episodes
+from rlstable.policy.policy import Policy
 from rlstable.policy.saved_run import SavedRun
 from rlstable.policy.statistics import STATISTICS, Estimate, estimate
 from rlstable.supervise.memory_plan import OutOfMemory
-
-_NAMES = {"mean": "mean", "median": "median", "iqm": "interquartile mean"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +63,7 @@ class EvaluationResult:
             column.justify = "right"
         for name, estimated in (self.returns or {}).items():
             interval = "-" if estimated.low is None else f"{estimated.low:,.1f} to {estimated.high:,.1f}"
-            table.add_row(_NAMES[name], f"{estimated.value:,.1f}", interval)
+            table.add_row("interquartile mean" if name == "iqm" else name, f"{estimated.value:,.1f}", interval)
         return table
 
     def lines(self) -> list[str]:
@@ -78,8 +81,7 @@ class EvaluationResult:
 
     def as_data(self) -> dict[str, Any]:
         """The result as JSON data; the returns of aborted episodes are null."""
-        valid, counted = self.valid, summarize(self.episodes)
-        returns, others = self.episodes.metrics["reward"], [name for name in self.episodes.metrics if name != "reward"]
+        valid, counted, metrics = self.valid, summarize(self.episodes), self.episodes.metrics
         return {
             "run": str(self.run.folder),
             "env": self.run.config.env.name,
@@ -92,8 +94,8 @@ class EvaluationResult:
             "aborted_share": self.aborted / len(valid),
             "return": None if self.returns is None else {name: one._asdict() for name, one in self.returns.items()},
             "length": counted["eval/avg_episode_length"],
-            "metrics": {name: counted[f"eval/episode_{name}"] for name in others},
-            "returns": [float(value) if ok else None for value, ok in zip(returns, valid, strict=True)],
+            "metrics": {name: counted[f"eval/episode_{name}"] for name in metrics if name != "reward"},
+            "returns": [float(value) if ok else None for value, ok in zip(metrics["reward"], valid, strict=True)],
             "lengths": self.episodes.length.astype(int).tolist(),
         }
 
@@ -113,9 +115,9 @@ def evaluate_run(
     Raises:
         ConfigError: As for `load_policy_environment`, or the device has not enough memory for one episode.
     """
-    loaded = load_policy_environment(run, episodes, deterministic, backend)
+    config, loaded = load_policy_environment(run, episodes, deterministic, backend)
     evaluator = make_evaluator(
-        loaded.config, run.policy.networks, lambda _: contextlib.nullcontext(), lambda kind, **_: None, loaded.env
+        config, run.policy.networks, lambda _: contextlib.nullcontext(), lambda kind, **_: None, loaded.env
     )
     try:
         [played] = evaluator.play([PolicySnapshot(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed))])
@@ -125,3 +127,44 @@ def evaluate_run(
             "JAX_PLATFORMS=cpu"
         ) from error
     return EvaluationResult(run, loaded.backend, deterministic, seed, played)
+
+
+def load_policy_environment(
+    run: SavedRun, episodes: int, deterministic: bool, backend: str | None
+) -> tuple[Config, Loaded]:
+    """The configuration for `evaluate_run`'s arguments, and the environment.
+
+    Raises:
+        ConfigError: The environment does not support the backend, its observations or actions do not fit the policy, or
+            the folder names code that the user does not trust.
+    """
+    require_trust(run.folder / "config.yaml", run.config, run.trust)
+    evaluation = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})
+    env = run.config.env if backend is None else run.config.env.model_copy(update={"backend": backend})
+    config = run.config.model_copy(update={"eval": evaluation, "env": env})
+    enable_program_cache(config.compile_cache)
+    loaded = load(config.env, config.eval.env_kwargs)
+    _require_fit(run.policy, loaded.env, config, backend)
+    return config, loaded
+
+
+def _require_fit(policy: Policy, env: Any, config: Config, backend: str | None) -> None:
+    """Checks that the policy can play in an environment, whose class may have changed since training."""
+    if config.env.source == "import":
+        check(env, config.env.name, config.network)
+    observation = policy.networks.select(jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs)
+    given, read = (
+        {jax.tree_util.keystr(path).replace("'", '"'): math.prod(x.shape) for path, x in leaves}
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (observation, policy.statistics.mean))
+    )
+    differing = [
+        f"the class gives {given.get(key, 0)} numbers in obs{key}, the policy reads {read.get(key, 0)}"
+        for key in sorted(given.keys() | read.keys())
+        if given.get(key) != read.get(key)
+    ]
+    if env.action_size != policy.networks.action_size:
+        differing.append(f"the class takes {env.action_size} actions, the policy gives {policy.networks.action_size}")
+    if differing:
+        remedy = "choose another backend" if backend else "play the policy with the class that trained it"
+        key = "backend" if backend else "env.name"
+        raise ConfigError(f"{key}: {config.env.name} does not fit the policy: {'; '.join(differing)}; {remedy}")

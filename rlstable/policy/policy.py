@@ -60,27 +60,18 @@ class Policy:
             )
 
     def __repr__(self) -> str:
-        config, step = self.host.get("config"), self.host.get("step")
-        parts = (
-            *([config["env"]["name"]] if config else []),
-            f"observation size {self._obs_size}",
-            f"action size {self.networks.action_size}",
-            *([] if step is None else [f"step {step:,}"]),
-            *([] if self.folder is None else [f"folder {self.folder}"]),
-        )
-        return f"Policy({', '.join(parts)})"
+        name, step = self.host.get("config", {}).get("env", {}).get("name", ""), self.host.get("step")
+        sizes = f"observation size {self._obs_size}", f"action size {self.networks.action_size}"
+        saved = "" if step is None else f"step {step:,}", "" if self.folder is None else f"folder {self.folder}"
+        return f"Policy({', '.join(filter(None, (name, *sizes, *saved)))})"
 
     def act(self, obs: Observation, key: jax.Array | None = None, deterministic: bool = True) -> jax.Array:
-        """The action for an observation; the safe action if the action is bad.
+        """The action for an observation, float32 `[..., A]`; the safe action if the action is bad.
 
         Args:
-            obs: An array or nested list `[..., n]`; a dictionary of them if the environment's observations are
-                dictionaries.
+            obs: An array or nested list `[..., n]`, or a dictionary of them as the environment returns it.
             key: Random key; needed for a sampled action.
             deterministic: Whether to return the mode of the distribution instead of a sample.
-
-        Returns:
-            Action `[..., A]`, float32.
 
         Raises:
             ValueError: The observation is not an array of the policy's size, or a sampled action has no key.
@@ -88,29 +79,15 @@ class Policy:
         return self._decide("act", None, obs, key, deterministic)[0]
 
     def start(self, batch_shape: tuple[int, ...] = ()) -> Carry:
-        """The carry of `step` before the first action.
-
-        Args:
-            batch_shape: Leading axes of the observations, without axes that vmap adds.
-        """
+        """The carry of `step` before the first action, for observations `[*batch_shape, n]` inside any vmap."""
         return Carry(self._guard.init(batch_shape).memory, WideCounter.zero())
 
     def step(
         self, carry: Carry, obs: Observation, key: jax.Array | None = None, deterministic: bool = True
     ) -> tuple[jax.Array, Carry]:
-        """Like `act`, but replaces a bad action by the last good action, and counts replacements.
+        """Like `act`, but replaces a bad action by the last good action, and counts replacements in the carry.
 
-        Args:
-            carry: Result of `start` or of the previous step.
-            obs: As for `act`, like the arguments behind it.
-            key: Random key.
-            deterministic: Whether to take the mode.
-
-        Returns:
-            Action `[..., A]`, float32, and the carry for the next step.
-
-        Raises:
-            ValueError: As for `act`, or the carry has another batch shape.
+        The first carry is `start`'s. Raises `ValueError` as `act`, or if the carry has another batch shape.
         """
         return self._decide("step", carry, obs, key, deterministic)
 
@@ -127,8 +104,7 @@ class Policy:
 
     def _selected(self, caller: str, obs: Observation) -> Observation:
         """The policy's part of an observation, float32; raises `ValueError` if it has not the size the policy reads."""
-        key = self.networks.config.policy_obs_key
-        selected = self.networks.select(obs, acting=True)
+        key, selected = self.networks.config.policy_obs_key, self.networks.select(obs, acting=True)
         named = isinstance(selected, Mapping)
         name = f"the observation {key!r}" if named else "the observation"
         try:
@@ -144,7 +120,6 @@ class Policy:
 
     @property
     def _obs_size(self) -> int:
-        """Number of observed numbers that the policy reads."""
         mean = self.statistics.mean
         return int((mean[self.networks.config.policy_obs_key] if isinstance(mean, Mapping) else mean).shape[-1])
 
@@ -160,7 +135,6 @@ class Policy:
         def guarded_action(
             params: Params, statistics: Statistics, carry: Carry | None, obs: Any, key: jax.Array, deterministic: bool
         ) -> tuple[jax.Array, Carry]:
-            """The action after the inference guard, and the next carry; no carry for a first step."""
             action, raw = choose_action(networks, self.matmul, params, statistics, obs, key, deterministic)
             state = guard.init(raw.shape[:-1])
             fallbacks = WideCounter.zero()
@@ -180,20 +154,12 @@ class Policy:
 
 
 def choose_action(
-    networks: Networks,
-    matmul: str,
-    params: Any,
-    statistics: Statistics,
-    obs: Any,
-    key: jax.Array,
-    deterministic: bool,
+    networks: Networks, matmul: str, params: Any, statistics: Statistics, obs: Any, key: jax.Array, deterministic: bool
 ) -> tuple[jax.Array, jax.Array]:
     """The networks' action `[..., A]` after and before squashing, without a guard: evaluation must see bad actions."""
     with jax.default_matmul_precision(None if matmul == "default" else matmul):
         distribution, _ = networks.distribution(params, statistics, obs)
-    raw = distribution.loc
-    if not deterministic:
-        raw = distribution.sample(jax.random.normal(key, raw.shape))
+    raw = distribution.loc if deterministic else distribution.sample(jax.random.normal(key, distribution.loc.shape))
     return distribution.action(raw), raw
 
 
@@ -208,7 +174,6 @@ def _is_action(x: Any, size: int) -> bool:
 
 
 def policy_arrays(state: TrainState) -> dict[str, Any]:
-    """The arrays of a policy in a checkpoint."""
     statistics = {"mean": state.normalizer.mean, "std": state.normalizer.std}
     return {"params": state.params["policy"], "statistics": statistics}
 
@@ -226,10 +191,7 @@ def policy_spec(networks: Networks, matmul: str) -> dict[str, Any]:
 
 
 def load_policy(
-    run_dir: str | Path,
-    which: Literal["best", "latest"] | int = "best",
-    *,
-    safe_action: tuple[float, ...] | None = None,
+    run_dir: str | Path, which: Literal["best", "latest"] | int = "best", *, safe_action: tuple[float, ...] | None = None
 ) -> Policy:
     """Loads the policy of a run.
 

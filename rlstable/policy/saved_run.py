@@ -50,14 +50,10 @@ class SavedRun:
 def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> SavedRun:
     """Opens a finished, running or interrupted run, without importing or calling code that the folder names.
 
-    Args:
-        folder: Run folder.
-        which: As for `rlstable.load_policy`.
-        trust: Whether the user trusts the environment's code that the folder names, if another user made the folder.
+    `which` is as for `rlstable.load_policy`; `trust` is for the code of a folder that another user owns.
 
     Raises:
-        ConfigError: The folder holds no run or no checkpoint, the checkpoint cannot be read, or another version wrote
-            the configuration. Or a flag of JAX is unusable.
+        ConfigError: The folder has no run, or no checkpoint that can be read, or a flag of JAX is unusable.
     """
     check_flags()
     # Must run before JAX is initialised, that is before the policy's arrays exist: native physics needs the flag.
@@ -75,22 +71,14 @@ def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> 
 
 def _as_trained(config: Config, host: Mapping[str, Any]) -> Config:
     """The configuration with the precision level and the backend that the policy's checkpoint names."""
-    level = dict(zip(Level._fields, host.get("level", ()), strict=False))
-    env = {"backend": host.get("backend")} if config.env.backend == "auto" and host.get("backend") else {}
-    return config.model_copy(
-        update={
-            "precision": config.precision.model_copy(update=level),
-            "env": config.env.model_copy(update=env),
-        }
-    )
+    precision = config.precision.model_copy(update=dict(zip(Level._fields, host.get("level", ()), strict=False)))
+    auto = config.env.backend == "auto" and host.get("backend")
+    env = config.env.model_copy(update={"backend": host["backend"]}) if auto else config.env
+    return config.model_copy(update={"precision": precision, "env": env})
 
 
 def read_config(folder: Path) -> Config:
-    """Reads the configuration in a run folder.
-
-    Raises:
-        ConfigError: The folder holds no run, or another version wrote its configuration.
-    """
+    """The configuration in a run folder; a `ConfigError` without one, with another version's, or with a resolver."""
     data = read_settings(folder)
     try:
         return typed.load({**data, "fault": {}})

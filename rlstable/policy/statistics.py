@@ -1,7 +1,4 @@
-"""Mean, median and interquartile mean of several returns, each with a confidence interval.
-
-`scipy.stats` is imported on first use: every run imports this module, few need `scipy.stats`, and its import is slow.
-"""
+"""Mean, median and interquartile mean of several returns, with confidence intervals; imports `scipy.stats` late."""
 
 from __future__ import annotations
 
@@ -10,9 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_RESAMPLES = 10_000
 _NUMBERS_PER_BATCH = 2_000_000  # of the bootstrap; bounds its memory
-CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
@@ -40,12 +35,7 @@ STATISTICS: dict[str, Callable[..., Any]] = {"mean": np.mean, "median": np.media
 def estimate(values: Any, statistic: Callable[..., Any] = np.mean) -> Estimate:
     """A statistic of independent values with its 95 % interval, by a percentile bootstrap with a fixed seed.
 
-    Args:
-        values: One or more finite numbers, an array or a sequence.
-        statistic: Function of an array and its `axis`.
-
-    Raises:
-        ValueError: `values` is empty or has a number that is not finite.
+    `statistic` is a function of an array and its `axis`. Raises `ValueError` without values, or if one is not finite.
     """
     values = np.asarray(values, np.float64)
     if values.size == 0 or not np.isfinite(values).all():
@@ -58,11 +48,10 @@ def estimate(values: Any, statistic: Callable[..., Any] = np.mean) -> Estimate:
     interval = stats.bootstrap(
         (values,),
         statistic,
-        confidence_level=CONFIDENCE,
-        n_resamples=_RESAMPLES,
+        confidence_level=0.95,
+        n_resamples=10_000,
         batch=max(1, _NUMBERS_PER_BATCH // values.size),
         method="percentile",
         rng=np.random.default_rng(0),
-        vectorized=True,
     ).confidence_interval
     return Estimate(value, float(interval.low), float(interval.high))

@@ -18,8 +18,8 @@ from rlstable.device.trees import Params
 from rlstable.envs.episodes import Episodes, watch_episodes
 from rlstable.envs.mujoco_model import model_of
 from rlstable.guards.env import physics
-from rlstable.policy.environment import load_policy_environment
 from rlstable.policy.evaluator import evaluation_env, make_policy, valid_episodes
+from rlstable.policy.playback import load_policy_environment
 from rlstable.policy.saved_run import SavedRun
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
@@ -139,8 +139,8 @@ def record(
         ConfigError: As for `load_policy_environment`, the environment has no MuJoCo model to draw, or the device has
             not enough memory.
     """
-    loaded = load_policy_environment(run, episodes, deterministic, backend)
-    recorder = EpisodeRecorder(loaded.config, run.policy.networks, loaded.env, loaded.backend, episodes)
+    config, loaded = load_policy_environment(run, episodes, deterministic, backend)
+    recorder = EpisodeRecorder(config, run.policy.networks, loaded.env, loaded.backend, episodes)
     try:
         return recorder.record(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed), run.step)
     except jax.errors.JaxRuntimeError as error:
