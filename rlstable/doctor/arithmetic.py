@@ -31,8 +31,6 @@ SHAPES = ((256, 256, 256), (2048, 64, 256))
 
 # Fewest bits of each kind: half-way between the significands above. Summation in float32 loses two to three bits.
 _KINDS = ((20.0, "float32"), (13.5, "bfloat16 x3"), (9.5, "tf32"), (0.0, "bfloat16"))
-# Two distinct levels differ by at least a quarter of a bit; another order of summation changes less.
-_SAME_BITS = 0.25
 # Fewest bits that each name promises (docs of `jax.lax.Precision`); `default` promises nothing.
 _PROMISED_BITS = {"high": 9.5, "tensorfloat32": 9.5, "highest": 20.0, "float32": 20.0}
 _TF32_BITS = 11
@@ -40,17 +38,11 @@ _TF32_BITS = 11
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """Accuracy of a matrix product, the worst over several shapes.
+    """Accuracy of a matrix product, the worst over several shapes."""
 
-    Attributes:
-        max_error: Largest error of an element relative to `|A| |B|`.
-        rms_error: Root mean square error relative to `|A| |B|`.
-        bits: Bits of a significand with the same error; inf without an error, 0 if a result is not finite.
-    """
-
-    max_error: float
-    rms_error: float
-    bits: float
+    max_error: float  # largest error of an element relative to |A| |B|
+    rms_error: float  # root mean square error relative to |A| |B|
+    bits: float  # of a significand with the same error; inf without an error, 0 if a result is not finite
 
     @property
     def kind(self) -> str:
@@ -59,30 +51,12 @@ class Accuracy:
 
 
 def measure(levels: Sequence[str] = ("default", "high", "highest")) -> dict[str, Accuracy]:
-    """Multiplies the same matrices at every level, traced like training, and compares with float64.
-
-    Args:
-        levels: Names that `jax.default_matmul_precision` accepts.
-
-    Returns:
-        The accuracy by level, in the order of `levels`. The same on every call.
-    """
-    return {level: _worst([_accuracy(_multiply(x, y, level), x, y) for x, y in _factors()]) for level in levels}
-
-
-def distinct_levels(measured: Mapping[str, Accuracy]) -> tuple[str, ...]:
-    """The levels that this device distinguishes: the first, and each that is more accurate than all earlier ones.
-
-    Args:
-        measured: Accuracies from `measure`, from the cheapest level to the most accurate one.
-    """
-    distinct: list[str] = []
-    best = -math.inf
-    for level, accuracy in measured.items():
-        if not distinct or accuracy.bits > best + _SAME_BITS:
-            distinct.append(level)
-            best = accuracy.bits
-    return tuple(distinct)
+    """Multiplies the same matrices at every level of JAX, traced like training, and compares with float64."""
+    found = {level: [_accuracy(_multiply(x, y, level), x, y) for x, y in _factors()] for level in levels}
+    return {
+        level: Accuracy(max(a.max_error for a in all_), max(a.rms_error for a in all_), min(a.bits for a in all_))
+        for level, all_ in found.items()
+    }
 
 
 def undelivered(measured: Mapping[str, Accuracy]) -> dict[str, str]:
@@ -113,11 +87,8 @@ def measure_x64() -> float:
 
 
 def _factors() -> list[tuple[np.ndarray, np.ndarray]]:
-    random = np.random.default_rng(0)
-    return [
-        (random.standard_normal((rows, inner), np.float32), random.standard_normal((inner, columns), np.float32))
-        for rows, inner, columns in SHAPES
-    ]
+    draw = np.random.default_rng(0).standard_normal
+    return [(draw((rows, inner), np.float32), draw((inner, columns), np.float32)) for rows, inner, columns in SHAPES]
 
 
 def _multiply(x: np.ndarray, y: np.ndarray, level: str) -> np.ndarray:
@@ -143,9 +114,3 @@ def _rounded(x: np.ndarray, bits: int) -> np.ndarray:
     """Rounds to the nearest float64 with a significand of `bits` bits."""
     fraction, exponent = np.frexp(x.astype(np.float64))
     return np.ldexp(np.round(np.ldexp(fraction, bits)), exponent - bits)
-
-
-def _worst(accuracies: Sequence[Accuracy]) -> Accuracy:
-    return Accuracy(
-        max(a.max_error for a in accuracies), max(a.rms_error for a in accuracies), min(a.bits for a in accuracies)
-    )

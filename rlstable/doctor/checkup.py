@@ -37,25 +37,17 @@ _VARIABLES = (
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Memory in bytes; None if unknown.
+    """Memory in bytes; None if unknown."""
 
-    Attributes:
-        footprint: Memory of the compiled program per device.
-        needed: Upper bound over all devices that share the limit.
-        per_environment: State of each environment between steps.
-        allowed_envs: All numbers of environments that divide the batch and are multiples of the number of devices.
-    """
-
-    footprint: Footprint | None
-    needed: int | None
+    footprint: Footprint | None  # of the compiled program per device
+    needed: int | None  # upper bound over all devices that share the limit
     limit: int | None
-    per_environment: int
+    per_environment: int  # state of each environment between steps
     num_envs: int
-    allowed_envs: tuple[int, ...]
+    allowed_envs: tuple[int, ...]  # numbers that divide the batch and are multiples of the number of devices
 
     @property
     def share(self) -> float | None:
-        """Share of the limit that training needs."""
         return None if self.needed is None or not self.limit else self.needed / self.limit
 
     @property
@@ -69,29 +61,21 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The results of all checks; findings are sorted, worst first.
-
-    Attributes:
-        machine: Devices, drivers, versions and settings, each a line.
-        products: Accuracy of matrix products by level.
-        x64_error: Error of a float64 product under `jax.enable_x64()`; 0 if float64 works.
-        memory: Memory of training; None if the program could not be built.
-    """
+    """The results of all checks."""
 
     task: str
     engine: str
-    machine: dict[str, str]
-    products: dict[str, Accuracy]
-    x64_error: float
-    memory: Memory | None
-    findings: tuple[Finding, ...]
+    machine: dict[str, str]  # devices, drivers, versions and settings, each a line
+    products: dict[str, Accuracy]  # of matrix products by level
+    x64_error: float  # of a float64 product under `jax.enable_x64()`; 0 if float64 works
+    memory: Memory | None  # of training; None if the program could not be built
+    findings: tuple[Finding, ...]  # worst first
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """The report in one line."""
         errors, warnings = self.count("error"), self.count("warning")
         counts = [f"{n} {word}{'s' * (n != 1)}" for n, word in ((errors, "error"), (warnings, "warning")) if n]
         head = "not ready" if errors else "ready"
@@ -104,13 +88,10 @@ class Report:
 
 
 def examine(config: Config, compiles: bool = True, notify: Callable[[str], None] = lambda _: None) -> Report:
-    """Runs all checks.
+    """Runs all checks; a `ConfigError` if the configuration cannot work, with the message of `rlstable.train`.
 
     `compiles` also compiles the training program for its memory, which takes seconds to minutes. `notify` is called
     with messages about the progress.
-
-    Raises:
-        ConfigError: The configuration cannot work; the message is that of `rlstable.train`.
     """
     check_flags()
     mesh = sharding.make_mesh(config.devices)
@@ -159,7 +140,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
 
 
 def machine_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Facts about this machine, a line each; `environment` are the environment variables."""
+    """Facts about this machine, a line each, with those of the environment variables that change results."""
     first = jax.devices()[0]
     kind = "" if first.device_kind == first.platform else f" ({first.device_kind})"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -184,7 +165,6 @@ def _nvidia() -> str:
 
 
 def machine_findings(found: Mapping[str, str]) -> list[Finding]:
-    """Finds a GPU that JAX does not use."""
     if not found["nvidia-smi"] or "gpu" in found["device"]:
         return []
     what = f"there is an NVIDIA GPU, but JAX computes on {found['device']}"

@@ -22,18 +22,11 @@ _SHORT_SECOND = 0.1  # of the first episode's length
 
 
 class Played(NamedTuple):
-    """Steps of several episodes.
+    """Steps of several episodes."""
 
-    Attributes:
-        rewards: Rewards of random actions, `[T, B]`.
-        alive: Whether the episode was alive before the step, `[T, B]`.
-        controls: Commands of the actuators of the model under random actions, the least and the greatest action,
-            `[T, B + 2, nu]`; None if unknown.
-    """
-
-    rewards: jax.Array
-    alive: jax.Array
-    controls: jax.Array | None
+    rewards: jax.Array  # of random actions, [T, B]
+    alive: jax.Array  # whether the episode was alive before the step, [T, B]
+    controls: jax.Array | None  # of actuators under random actions, the least and the greatest one, [T, B + 2, nu]
 
 
 def play(env: Any) -> Played:

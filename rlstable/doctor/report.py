@@ -18,7 +18,7 @@ _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
 def sections(report: Report) -> list[tuple[str, Any]]:
-    """The titles and contents of the sections, in order."""
+    """Titles and contents."""
     return [
         ("Machine", _pairs([(name, line) for name, line in report.machine.items() if line])),
         ("Matrix products", _products(report)),
@@ -32,11 +32,9 @@ def _products(report: Report) -> Table:
     numeric = ("bits", "rms error", "largest")
     for header in ("  precision.matmul", "arithmetic", "bits", "rms error", "largest", ""):
         table.add_column(header, no_wrap=True, justify="right" if header in numeric else "left")
-    distinct, undelivered = arithmetic.distinct_levels(report.products), arithmetic.undelivered(report.products)
+    undelivered = arithmetic.undelivered(report.products)
     for level, accuracy in report.products.items():
         remark = "less than requested" if level in undelivered else ""
-        if not remark and level not in distinct:
-            remark = "no better than above"
         numbers = (f"{accuracy.bits:.1f}", f"{accuracy.rms_error:.1e}", f"{accuracy.max_error:.1e}")
         table.add_row(f"  {level}", accuracy.kind, *numbers, Text(remark, style="dim"))
     works = "exact" if report.x64_error == 0 else f"error {report.x64_error:.1e}"

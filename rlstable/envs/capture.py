@@ -28,25 +28,17 @@ _STEP_RESULT = ("qacc", *_INTEGRATION_STATE)
 
 
 class StepRecord(NamedTuple):
-    """One environment step of every environment of this device.
+    """One environment step of every environment of this device."""
 
-    Attributes:
-        before: Argument of `env.step`, `[B]`.
-        action: Actions of the policy, `[B, A]`.
-        after: Result of `env.step`, before any environment is reset.
-        causes: Whether a cause applies, bool `[causes, B]`, in the order of `cause_names`.
-        key: Random key of the step, for the action's noise and the draws from the pool.
-    """
-
-    before: EnvState
-    action: jax.Array
-    after: EnvState
-    causes: jax.Array
-    key: jax.Array
+    before: EnvState  # argument of `env.step`, [B]
+    action: jax.Array  # of the policy, [B, A]
+    after: EnvState  # result of `env.step`, before any environment is reset
+    causes: jax.Array  # whether a cause applies, bool [causes, B], in the order of `cause_names`
+    key: jax.Array  # of the step, for the action's noise and the draws from the pool
 
 
 def cause_names(guards: Mapping[str, Guard]) -> list[str]:
-    """Names of the causes in a record, `guard/cause` each, in the order of `flags`."""
+    """`guard/cause` of every cause in a record, in the order of `flags`."""
     return [f"{name}/{cause}" for name, guard in guards.items() for cause in guard.causes]
 
 
@@ -72,13 +64,12 @@ def empty(guards: Mapping[str, Guard], state: EnvState, action_size: int, device
     """One empty slot per device, on the host. Reads only the shapes of the state, an argument of `env.step`."""
 
     def record(state: EnvState, action: jax.Array, key: jax.Array) -> Any:
-        causes = jnp.zeros((len(cause_names(guards)), *action.shape[:1]), bool)
+        causes = jnp.zeros((len(cause_names(guards)), len(action)), bool)
         return _record(StepRecord(state, action, state, causes, key), jnp.int32(0), jnp.int32(0))
 
-    count = state.reward.shape[0]
-    action, key = jax.ShapeDtypeStruct((count, action_size), jnp.float32), jax.eval_shape(jax.random.PRNGKey, 0)
+    action = jax.ShapeDtypeStruct((state.reward.shape[0], action_size), jnp.float32)
     with jax.enable_x64(True):  # keeps float64 physics as float64; other types stay the same too
-        shapes = jax.eval_shape(record, state, action, key)
+        shapes = jax.eval_shape(record, state, action, jax.eval_shape(jax.random.PRNGKey, 0))
     blank = jax.tree.map(lambda x: np.zeros((devices, *x.shape), x.dtype), shapes)
     return Slot(np.zeros(devices, bool), np.zeros(devices, np.int32), PackedRows.of(blank))
 

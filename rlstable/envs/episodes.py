@@ -25,8 +25,7 @@ class Episodes(NamedTuple):
         metrics: Sums over the episode by name, including `reward`, `[B]` each.
         length: Number of steps, `[B]`.
         aborted: 1.0 where the simulation went bad before the episode ended, `[B]`.
-        last_observation: Observation after the last action, also of environments that had ended, `[B, ...]`; None while
-            episodes are played.
+        last_observation: After the last action, also of ended environments, `[B, ...]`; None during the episodes.
     """
 
     metrics: dict[str, jax.Array]
@@ -36,21 +35,14 @@ class Episodes(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Episodes after some actions.
+    """Episodes after some actions."""
 
-    Attributes:
-        actions: Number of actions, int32 scalar.
-        runs: Whether an episode still runs, bool scalar.
-        carry: State, running environments, episodes so far, random key.
-    """
-
-    actions: jax.Array
-    runs: jax.Array
-    carry: Any
+    actions: jax.Array  # number of actions, int32 scalar
+    runs: jax.Array  # whether an episode still runs, bool scalar
+    carry: Any  # state, running environments, episodes so far, random key
 
     @property
     def episodes(self) -> Episodes:
-        """The episodes so far."""
         episodes: Episodes = self.carry[2]
         return episodes._replace(last_observation=self.carry[0].obs)
 
@@ -102,9 +94,8 @@ def watch_episodes(
 ) -> tuple[Episodes, PyTree]:
     """Plays episodes like `run_episodes`, and records what `watch` returns of every batched state.
 
-    Returns:
-        The episodes, and the recorded data of the first state and of the state after every action,
-        `[1 + actions, B, ...]`. Data after the end of an episode have no meaning.
+    The records are of the first state and of the state after every action, `[1 + actions, B, ...]`. Those after the end
+    of an episode have no meaning.
     """
     carry, play = _first_carry(env, keys, key), _player(env, policy, watch)
     first = watch(carry[0])
@@ -113,7 +104,6 @@ def watch_episodes(
 
 
 def _first_carry(env: VectorEnv, keys: jax.Array, key: jax.Array) -> Any:
-    """The first carry of `_player`: state, running environments, episodes, random key."""
     state = env.reset(keys)
     zeros = jnp.zeros(keys.shape[:1])
     aborted = (~env.clean(state)).astype(jnp.float32)

@@ -23,11 +23,7 @@ from rlstable.config.schema import first_line
 
 
 def environment_factory(config: EnvConfig) -> Any:
-    """The class or function named by `env.name`.
-
-    Raises:
-        ConfigError: The object is in the standard library, cannot be imported, or may not be called.
-    """
+    """The class or function named by `env.name`; a `ConfigError` if it cannot be imported, or may not be called."""
     path = config.name
     if config.package in sys.stdlib_module_names:
         raise ConfigError(
@@ -50,11 +46,7 @@ def environment_factory(config: EnvConfig) -> Any:
 
 
 def randomization_fn(config: EnvConfig) -> Any:
-    """The function named by `env.randomization_fn`.
-
-    Raises:
-        ConfigError: The function cannot be imported, or is no Python function of the named module.
-    """
+    """The function named by `env.randomization_fn`; a `ConfigError` unless the named module defines it."""
     path = config.randomization_fn or ""
     function = _imported(path, "env.randomization_fn", own=True)
     if not _is_function_of(path, function):

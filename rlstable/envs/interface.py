@@ -35,15 +35,8 @@ def check(env: Any, name: str, network: NetworkConfig | None = None) -> None:
     """Checks that training can use an environment, by tracing, without compiling or running anything.
 
     Step must return the structure, shapes and kinds of numbers that reset returns. Conversions without loss are
-    allowed: training converts integers and booleans of step to the floats of reset.
-
-    Args:
-        env: One environment with Brax's Env interface.
-        name: Name of the environment in `env.name`.
-        network: Settings of the networks, which choose parts of the observation; None to accept all parts.
-
-    Raises:
-        ConfigError: The environment has a mistake; the message describes the first one.
+    allowed: training converts integers and booleans of step to the floats of reset. Only the parts of the observation
+    that `network` reads must be vectors. Raises `ConfigError` with the first mistake.
     """
     for mistake in _mistakes(env, name, network):
         raise ConfigError(f"env.name: {name}: {mistake}")
@@ -78,7 +71,7 @@ def _mistakes(env: Any, name: str, network: NetworkConfig | None) -> Iterator[st
 
 
 def _traced(env: Any, name: str, what: str, *args: Any) -> Generator[str, None, Any]:
-    """Shapes and types of the state that reset or step returns, as the generator's result."""
+    """Yields mistakes, and returns shapes and types of the state that reset or step returns."""
     foreign: list[str] = []
 
     def program() -> tuple[Any, Any]:
@@ -106,11 +99,7 @@ def _traced(env: Any, name: str, what: str, *args: Any) -> Generator[str, None, 
 
 
 def _trace_several(env: Any, name: str, size: int) -> None:
-    """Traces reset and step as training calls them, with `jax.vmap`.
-
-    Raises:
-        ConfigError: One environment can be traced, but not several.
-    """
+    """Traces reset and step as training calls them, with `jax.vmap`, which not every environment allows."""
 
     def reset_and_step(keys: jax.Array, actions: jax.Array) -> Any:
         state = mark(jax.vmap(env.reset)(keys), env.reset, keys)

@@ -26,32 +26,24 @@ from rlstable.envs.wrappers import without_training_wrappers
 
 
 class Loaded(NamedTuple):
-    """An environment and its physics backend.
+    """An environment and its physics backend."""
 
-    Attributes:
-        env: The environment, with Brax's Env interface.
-        backend: Value of `env.backend`; None if the environment offers no choice.
-        fallback_reason: Reason why `env.backend=auto` did not use the preferred backend; None if it did.
-        removed: Training wrappers of Brax and Playground that were around the environment.
-    """
-
-    env: Any
-    backend: str | None
-    fallback_reason: str | None = None
-    removed: tuple[str, ...] = ()
+    env: Any  # with Brax's Env interface
+    backend: str | None  # value of `env.backend`; None if the environment offers no choice
+    fallback_reason: str | None = None  # why `env.backend=auto` did not use the preferred backend; None if it did
+    removed: tuple[str, ...] = ()  # training wrappers of Brax and Playground that were around the environment
 
 
 def load_env(
     config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1, randomize: bool = True
 ) -> Any:
-    """Loads an environment without its backend; arguments and errors as for `load`."""
     return load(config, extra_kwargs, devices, randomize).env
 
 
 def load(
     config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1, randomize: bool = True
 ) -> Loaded:
-    """Loads an environment, chooses its physics backend and randomises its model if the configuration says so.
+    """Loads an environment, chooses its physics backend and, with `randomize`, randomises its model as configured.
 
     Args:
         config: Name, backend, constructor arguments and domain randomisation of the environment.
@@ -79,36 +71,31 @@ def load(
         backend = kwargs.pop("backend", config.backend)
         factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
 
-    removed: tuple[str, ...] = ()
-
-    def build(backend: str | None) -> Any:
-        nonlocal removed
+    def build(backend: str | None) -> Loaded:
         if config.source == "playground":  # the model of C MuJoCo is the one of MJX in JAX
             env = playground.load_task(config, kwargs, "jax" if backend == "native" else None)
         else:
             env = _build(factory, config, kwargs, backend)
         env, removed = without_training_wrappers(env)
-        return env if randomization is None else RandomizedEnv(env, randomization)
+        env = env if randomization is None else RandomizedEnv(env, randomization)
+        own = "mjx" if config.source == "playground" else getattr(env, "backend", None)
+        return Loaded(env, own, removed=removed)
 
     def native() -> Loaded:
-        env = build("native")
+        loaded = build("native")
+        env = loaded.env
         if model_of(getattr(env, "unwrapped", env)) is None:  # before the import of Brax, which takes seconds
             raise Unsupported("it has no MuJoCo model")
         from rlstable.envs.native import with_native_physics
 
         try:
-            return Loaded(with_native_physics(env, devices), "native", removed=removed)  # traces reset and step
+            return loaded._replace(env=with_native_physics(env, devices), backend="native")  # traces reset and step
         except Exception as error:
             if config.source == "brax" or isinstance(error, Unsupported | ConfigError):
                 raise
             if backend == "native" and config.source == "import":
                 raise user_code_error(error, config.name, "reset or step") from error
             raise Unsupported(f"{type(error).__name__}: {first_line(error)}") from error  # MJX may still work
-
-    def in_jax(backend: str | None, fallback_reason: str | None = None) -> Loaded:
-        env = build(backend)
-        own = "mjx" if config.source == "playground" else getattr(env, "backend", None)
-        return Loaded(env, own, fallback_reason, removed)
 
     if backend == "native":
         # A program of an accelerator cannot call C MuJoCo in its own memory.
@@ -125,19 +112,19 @@ def load(
                 "set env.backend=auto for native where possible, or null for the environment's default"
             ) from error
     if backend != "auto":
-        return in_jax(backend)
+        return build(backend)
     preferred = "native" if jax.default_backend() == "cpu" else "mjx"
     try:
-        return native() if preferred == "native" else Loaded(build(preferred), preferred, removed=removed)
+        return native() if preferred == "native" else build(preferred)._replace(backend=preferred)
     except (Unsupported, ConfigError) as error:
         if config.source == "playground" and isinstance(error, ConfigError):
             raise  # MJX would have the same error
         reason = f"{preferred} cannot simulate {config.name}: {error}"
     # The model that a user randomises is mostly of MJX.
-    own = in_jax(None if randomization is None else "mjx", reason)
+    own = build(None if randomization is None else "mjx")
     # A user's class that is no MuJoCo model, or that uses MJX without being asked, has no other choice.
     as_it_is = config.source == "import" and (own.backend == preferred or model_of(own.env) is None)
-    return own._replace(fallback_reason=None) if as_it_is else own
+    return own if as_it_is else own._replace(fallback_reason=reason)
 
 
 def _build(factory: Any, config: EnvConfig, kwargs: Mapping[str, Any], backend: str | None) -> Any:

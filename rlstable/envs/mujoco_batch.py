@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from rlstable.envs.mujoco_model import set_number
+
 Arrays = Mapping[str, np.ndarray]
 
 # MuJoCo's integration state (mjSTATE_INTEGRATION) by the names in MjData: arrays that a step changes, and inputs.
@@ -60,13 +62,7 @@ class Simulations:
     - If MuJoCo repairs something else with only a warning (zeros for bad controls, dropped constraints), or gives up,
       all numbers of the simulation are NaN.
 
-    Attributes:
-        shapes: Shape of every array of one simulation, by name.
-        derived: Names of the computed arrays in `DERIVED_ARRAYS`.
-        randomized: Names of the model's arrays (`MODEL_ARRAYS`) of which every simulation has its own.
-        fingerprint: Hash of the model, of `derived` and of `randomized`; equal fingerprints give equal results.
-        threads: Number of threads per call.
-        first_positions: The model's own positions, `[nq]`.
+    `derived` are names in `DERIVED_ARRAYS`, and `randomized` in `MODEL_ARRAYS`. Equal fingerprints give equal results.
 
     Raises:
         Unsupported: The model has plugins, delays or plastic deformation, whose state is not in `STATE_ARRAYS`, or an
@@ -88,8 +84,7 @@ class Simulations:
                 raise Unsupported(f"it cannot randomise {name} of a free body or a slider without further bodies")
         if "body_ipos" in randomized:
             _separate_frames(self._model)
-        self.threads, self.derived, self.randomized = threads, derived, randomized
-        self.first_positions = model.qpos0
+        self.threads, self.derived, self.randomized, self.first_positions = threads, derived, randomized, model.qpos0
         binary = np.empty(mujoco.mj_sizeModel(self._model), np.uint8)
         mujoco.mj_saveModel(self._model, None, binary)
         self.fingerprint = hashlib.blake2s(binary.tobytes() + repr((derived, randomized)).encode()).hexdigest()
@@ -100,30 +95,24 @@ class Simulations:
         before = {int(mujoco.mjtJoint.mjJNT_FREE): 3, int(mujoco.mjtJoint.mjJNT_BALL): 0}
         self._quaternions = [start + before[int(kind)] for kind, start in kinds if int(kind) in before]
         data, links = mujoco.MjData(self._model), model.nbody - 1
-        self.shapes: dict[str, tuple[int, ...]] = {
-            name: np.shape(getattr(data, name)) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)
-        }
-        self.shapes |= {name: (links, 4 if name == "x_rot" else 3) for name in LINK_ARRAYS}
-        self.shapes |= {name: _shape(name, np.shape(getattr(data, name))) for name in derived}
-        self.shapes |= {name: np.shape(operator.attrgetter(name)(model)) for name in randomized}
+        # Shape of every array of one simulation. MuJoCo stores matrices as rows of 9, MJX as 3 x 3.
+        shapes = {name: np.shape(getattr(data, name)) for name in (*STATE_ARRAYS, *INPUT_ARRAYS, *derived)}
+        shapes |= {name: (*shapes[name][:-1], 3, 3) for name in derived if name.endswith("mat")}
+        shapes |= {name: (links, 4 if name == "x_rot" else 3) for name in LINK_ARRAYS}
+        self.shapes = shapes | {name: np.shape(operator.attrgetter(name)(model)) for name in randomized}
 
     def step(self, inputs: Arrays, results: Arrays, frames: int) -> None:
-        """Steps every simulation.
+        """Takes `frames` physics steps of every simulation with the same controls.
 
-        Args:
-            inputs: All non-empty `STATE_ARRAYS` and `INPUT_ARRAYS`, and `randomized`, `[..., *shape]` each.
-            results: Arrays to write into, by names from `STATE_ARRAYS`, `LINK_ARRAYS` and `derived`.
-            frames: Number of physics steps, with the same controls.
+        `inputs` are all non-empty `STATE_ARRAYS` and `INPUT_ARRAYS`, and `randomized`, `[..., *shape]` each. Writes
+        into the arrays of `results`, with names from `STATE_ARRAYS`, `LINK_ARRAYS` and `derived`.
         """
         self._compute(inputs, results, lambda batch: batch.step(nstep=frames))
 
     def start(self, inputs: Arrays, results: Arrays) -> None:
         """Computes the arrays of a first state, without a step. Quaternions are normalised, as in MJX.
 
-        Args:
-            inputs: `randomized` and any of `STATE_ARRAYS` and `INPUT_ARRAYS`, `[..., *shape]` each; the model's values
-                for the others.
-            results: Arrays to write into, by names as for `step` and from `INPUT_ARRAYS`.
+        Arguments as for `step`; arrays that `inputs` lack have the model's values, and `INPUT_ARRAYS` are results, too.
         """
         self._compute(inputs, results, lambda batch: batch.forward(), reset=True)
 
@@ -144,33 +133,25 @@ class Simulations:
             # `batch.status` holds the failed simulations; all others have run to the end.
             with contextlib.suppress(SimulationError):
                 call(batch)
-            if reset:
-                self._normalise(buffers.views["qpos"])
+            for start in self._quaternions if reset else ():
+                part = buffers.views["qpos"][:, start : start + 4]
+                part /= np.linalg.norm(part, axis=1, keepdims=True)  # a zero quaternion becomes NaN
             outputs = self._outputs(buffers, results)
             for name, result in results.items():
                 result[...] = outputs[name].reshape(result.shape)
             warned = (buffers.warnings > 1).any(axis=1) | (batch.status != 0)
             if warned.any():
-                self._fill_with_nan(self._repaired_by_mujoco(buffers, warned), results)
+                self._replace_repaired(buffers, warned, results)
 
-    def _normalise(self, qpos: np.ndarray) -> None:
-        """Normalises the quaternions in positions `[rows, nq]`; a zero quaternion becomes NaN."""
-        for start in self._quaternions:
-            part = qpos[:, start : start + 4]
-            part /= np.linalg.norm(part, axis=1, keepdims=True)
-
-    def _repaired_by_mujoco(self, buffers: _BatchBuffers, warned: np.ndarray) -> np.ndarray:
-        """Mask of the simulations with a warning whose numbers look good, because MuJoCo has repaired them."""
+    def _replace_repaired(self, buffers: _BatchBuffers, warned: np.ndarray, results: Arrays) -> None:
+        """Writes NaN where a simulation with a warning looks good, because MuJoCo has repaired its numbers."""
         import mujoco
 
         for name in _CHECKED_BY_MUJOCO:
             warned = warned & (np.abs(buffers.views[name]) <= mujoco.mjMAXVAL).all(axis=1)
-        return warned
-
-    def _fill_with_nan(self, mask: np.ndarray, results: Arrays) -> None:
         for name, result in results.items():
             if np.issubdtype(result.dtype, np.floating):
-                result.reshape(mask.size, *self.shapes[name])[mask] = np.nan
+                result.reshape(warned.size, *self.shapes[name])[warned] = np.nan
 
     def _outputs(self, buffers: _BatchBuffers, names: Collection[str]) -> Mapping[str, np.ndarray]:
         """Computed arrays by name. Poses and velocities of links are as in Brax, computed in float64."""
@@ -200,12 +181,9 @@ class Simulations:
 def set_arrays(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Gives a `mujoco.MjModel` the randomised arrays of one simulation, such as `body_mass` or `opt.gravity`."""
     for name, array in arrays.items():
-        owner = model.opt if name.startswith("opt.") else model
-        field = getattr(owner, name.removeprefix("opt."), None)
-        if isinstance(field, np.ndarray) and field.size == array.size:
-            field[...] = array.reshape(field.shape)
-        elif isinstance(field, float) and array.size == 1:
-            setattr(owner, name.removeprefix("opt."), float(array))
+        owner, field = model.opt if name.startswith("opt.") else model, name.removeprefix("opt.")
+        if np.size(getattr(owner, field, ())) == array.size:
+            set_number(owner, field, array)
     if "body_mass" in arrays:
         _sum_masses(model, model.body_mass, model.body_subtreemass)
     if "body_ipos" in arrays:
@@ -253,8 +231,3 @@ def _cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
         result[..., i] = a[..., j] * b[..., k] - a[..., k] * b[..., j]
     return result
-
-
-def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in MJX: MuJoCo stores matrices as rows of 9, MJX as 3 x 3."""
-    return (*shape[:-1], 3, 3) if name.endswith("mat") else shape

@@ -6,6 +6,7 @@ MuJoCo's whole integration state under MJX's names, so guards, incidents and che
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import types
@@ -14,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from brax.base import Base, Motion, Transform
 from brax.envs.base import PipelineEnv
 from flax import struct
@@ -25,6 +25,8 @@ from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, INPUT_ARRAYS, LINK_ARRAYS
 from rlstable.envs.mujoco_model import model_of, physics_steps
 from rlstable.envs.patches import with_functions
 from rlstable.envs.randomized import RandomizedEnv
+
+_INTEGRATION = (*STATE_ARRAYS, *INPUT_ARRAYS)
 
 
 class MissingArray(AttributeError):
@@ -69,13 +71,12 @@ class State(Base):
 class Pipeline:
     """A Brax pipeline on C MuJoCo, which reads the randomised arrays of the model that it gets, and nothing else of it.
 
-    The methods without a docstring are those of Brax's pipelines, and of the modules through which Playground's tasks
-    simulate: `mujoco.mjx` and `mjx_env`.
+    Some methods are those of `mujoco.mjx` and `mjx_env`, through which Playground's tasks simulate.
     """
 
     def __init__(self, simulations: Simulations):
         self._simulations = simulations
-        self._nonempty = [name for name in (*STATE_ARRAYS, *INPUT_ARRAYS) if math.prod(simulations.shapes[name])]
+        self._nonempty = [name for name in _INTEGRATION if math.prod(simulations.shapes[name])]
         moved = [name for name in STATE_ARRAYS if name in self._nonempty]
         self._after_step = (*moved, *LINK_ARRAYS, *simulations.derived)
         self._after_start = (*self._nonempty, *LINK_ARRAYS, *simulations.derived)
@@ -89,7 +90,7 @@ class Pipeline:
         inputs = {name: x for name, x in arrays.items() if x is not None and name in self._nonempty}
         inputs |= self._randomized(model)
         outputs = self._call("start", self._simulations.start, self._typed(inputs), self._after_start)
-        shapes = self._shapes_of((*STATE_ARRAYS, *INPUT_ARRAYS))
+        shapes = self._shapes_of(_INTEGRATION)
         return _state(**{name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()} | outputs)
 
     def step(self, system: Any, state: State, action: jax.Array, debug: bool = False) -> State:
@@ -98,12 +99,8 @@ class Pipeline:
 
     def steps(self, model: Any, state: State, action: jax.Array, n_substeps: int = 1) -> State:
         """Several physics steps with the same controls, in one call."""
-
-        def compute(inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
-            self._simulations.step(inputs, results, n_substeps)
-
-        before = {name: getattr(state, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)} | {"ctrl": action}
-        before = self._typed(before)
+        compute = functools.partial(self._simulations.step, frames=n_substeps)
+        before = self._typed({name: getattr(state, name) for name in _INTEGRATION} | {"ctrl": action})
         inputs = {name: before[name] for name in self._nonempty} | self._typed(self._randomized(model))
         return _state(**before | self._call(f"step {n_substeps}", compute, inputs, self._after_step))
 
@@ -117,17 +114,16 @@ class Pipeline:
         return ffi.call(name, compute, inputs, self._shapes_of(names))
 
     def make_data(self, model: Any, **arguments: Any) -> State:
-        arrays = {name: x for name, x in arguments.items() if name in (*STATE_ARRAYS, *INPUT_ARRAYS) and x is not None}
+        arrays = {name: x for name, x in arguments.items() if name in _INTEGRATION and x is not None}
         return self.start(model, **{"qpos": jnp.asarray(self._simulations.first_positions, float)} | arrays)
 
     def forward(self, model: Any, data: State) -> State:
-        return self.start(model, **{name: getattr(data, name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS)})
+        return self.start(model, **{name: getattr(data, name) for name in _INTEGRATION})
 
     def _randomized(self, model: Any) -> dict[str, Any]:
         return {name: operator.attrgetter(name)(model) for name in self._simulations.randomized}
 
     def _typed(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """The arrays in MJX's types."""
         types_of = self._shapes_of(arrays)
         return {name: jnp.asarray(x, types_of[name].dtype) for name, x in arrays.items()}
 
@@ -207,11 +203,7 @@ def _override(env: Any, **methods: Any) -> None:
 
 
 def _missing(env: Any) -> str | None:
-    """The first physics array that the environment reads and the state lacks; None if there is none.
-
-    Raises:
-        Unsupported: The environment simulates with MJX in a way that cannot be replaced.
-    """
+    """The first physics array that the environment reads and the state lacks; None if there is none."""
     try:
         state = jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)), jax.random.PRNGKey(0))
     except MissingArray as error:

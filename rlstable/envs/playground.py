@@ -26,9 +26,7 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, Any], impl: str | None = N
     """Loads a task, with `kwargs` as Playground's `config_overrides`, nested or with dotted keys.
 
     The task keeps its own `episode_length`, which some tasks read: training counts `env.episode_length` itself.
-
-    Raises:
-        ConfigError: The task, an override or a file that the task needs does not exist, or the task has pixels.
+    Raises `ConfigError` if the task, an override or a needed file does not exist, or the task has pixels.
     """
     if config.backend not in (None, "auto", "native", "mjx"):
         raise ConfigError(
@@ -98,11 +96,7 @@ def randomizer(name: str) -> Any:
 
 
 def ppo_settings(name: str, impl: str | None) -> dict[str, Any]:
-    """Playground's own settings of Brax's PPO for a task, as arguments of Brax's `ppo.train`.
-
-    Raises:
-        ConfigError: The task does not exist, or Playground has no settings for it.
-    """
+    """Playground's own arguments of Brax's `ppo.train` for a task; a `ConfigError` without the task or settings."""
     suite = suite_of(name).__name__.rpartition(".")[2]
     try:
         settings: dict[str, Any] = _module(f"config.{suite}_params").brax_ppo_config(name, impl).to_dict()

@@ -14,15 +14,9 @@ import numpy as np
 
 
 def mistakes(env: Any, what: str, kept: Sequence[Mapping[str, Any]], programs: Sequence[Any]) -> Iterator[str]:
-    """The mistake of a function that depends on what JAX does not trace.
+    """The mistake of a function (`what`) that depends on what JAX does not trace.
 
-    A cache or a counter that changes no program is none.
-
-    Args:
-        env: The environment.
-        what: Name of the function.
-        kept: `values` before the function was traced, and after each of two traces.
-        programs: The two jaxprs.
+    `programs` are two jaxprs of the function, and `kept` are `values` before the first trace and after each trace.
     """
     one, other = map(_constants, programs)
     traced = [x for x in other if isinstance(x, jax.core.Tracer)]
@@ -33,16 +27,12 @@ def mistakes(env: Any, what: str, kept: Sequence[Mapping[str, Any]], programs: S
         before, between, after = kept
         changed = {name for name in after if after[name] != between.get(name)}
         changed |= {name for name in before if before[name] != between.get(name)}
-        if changed:
-            yield (
-                f"{what} changes {', '.join(sorted(changed))}, but JAX runs its Python code only once, while tracing; "
-                "keep it in info"
-            )
-            return
-        yield (
-            f"{what} differs between two traces: np.random or time, whose values never change in the compiled program; "
-            "use jax.random with a key in info"
+        names = ", ".join(sorted(changed))
+        once = f"{what} changes {names}, but JAX runs its Python code only once, while tracing; keep it in info"
+        twice = (
+            "np.random or time, whose values never change in the compiled program; use jax.random with a key in info"
         )
+        yield once if changed else f"{what} differs between two traces: {twice}"
 
 
 def _attributes(env: Any) -> dict[str, Any]:

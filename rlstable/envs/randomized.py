@@ -26,10 +26,7 @@ class RandomizedEnv:
     """An environment of Brax (`env.sys`) or Playground (`env.mjx_model`) whose model is randomised at every reset.
 
     `randomization_fn` is as for Brax's and Playground's PPO. JAX traces it with one random key, `[1]`, and maps it over
-    the environments.
-
-    Raises:
-        ConfigError: The environment has no model, or the function does not return what it must.
+    the environments. Raises `ConfigError` without a model, or if the function does not return what it must.
     """
 
     def __init__(self, env: Any, randomization_fn: RandomizationFn):
@@ -88,15 +85,10 @@ class RandomizedEnv:
         return {name: jnp.asarray(leaves[name])[0] for name in self._randomized}
 
     def _replaced(self, model: dict[str, jax.Array]) -> Any:
-        """The whole model, with randomised arrays in their places."""
         return jax.tree_util.tree_map_with_path(lambda path, x: model.get(jax.tree_util.keystr(path), x), self._model)
 
     def _find_randomized(self) -> tuple[str, ...]:
-        """Paths of the randomised arrays: the leaves whose axis is 0.
-
-        Raises:
-            ConfigError: The function raises, or returns something else than `(model_v, in_axes)`.
-        """
+        """Paths of the randomised arrays: the leaves whose axis is 0."""
         axes: list[Any] = []
 
         def shapes(key: jax.Array) -> Any:
@@ -106,7 +98,9 @@ class RandomizedEnv:
 
         try:
             batched = jax.eval_shape(shapes, jax.random.PRNGKey(0))
-            by_leaf = _broadcast(axes[0], batched)
+            by_leaf = jax.tree.leaves(  # as `jax.vmap` reads a tree prefix of axes
+                jax.tree.broadcast(axes[0], batched, is_leaf=lambda x: x is None), is_leaf=lambda x: x is None
+            )
         except Exception as error:
             text = next(iter(str(error).splitlines()), "")
             raise ConfigError(
@@ -122,15 +116,6 @@ class RandomizedEnv:
                 "leaves and None for the others"
             )
         return randomized
-
-
-def _broadcast(in_axes: Any, tree: Any) -> list[Any]:
-    """The axis of every leaf, as `jax.vmap` reads a tree prefix of axes."""
-    axes: list[Any] = []
-    jax.tree.map(
-        lambda axis, part: axes.extend([axis] * len(jax.tree.leaves(part))), in_axes, tree, is_leaf=lambda x: x is None
-    )
-    return axes
 
 
 def _with_field(env: Any, field: str, value: Any) -> Any:

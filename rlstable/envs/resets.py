@@ -29,9 +29,7 @@ class Resets:
     """Draws first states in small batches and, with env guards, drops the bad ones.
 
     Without guards bad states are kept, as in Brax. If almost no state is clean, `draw` raises an error in either case.
-
-    Attributes:
-        program: Jitted function from a random key to `(states, clean)`.
+    `program` is a jitted function from a random key to `(states, clean)`.
     """
 
     def __init__(
@@ -70,11 +68,7 @@ class Resets:
         return for_devices(states, self._devices)
 
     def draw(self, key: jax.Array, count: int) -> EnvState:
-        """`count` first states on the host, which `key` determines; clean if the environments have guards.
-
-        Raises:
-            ConfigError: Almost no reset gives a clean state; the message names the problem.
-        """
+        """`count` first states on the host, clean with guards; a `ConfigError` if almost no reset gives a clean one."""
         program = self.begin().result()
         parts: list[EnvState] = []
         clean_count = drawn = selected_count = 0
@@ -96,12 +90,10 @@ class Resets:
         return for_devices(map_rows(lambda *x: concatenate(x)[:count], *parts), self._devices)
 
     def pool(self, key: jax.Array, count: int) -> PackedRows:
-        """A pool of `count` first states; arguments and errors as for `draw`."""
         return pool_of(self.draw(key, count))
 
     def _first_problem(self, states: EnvState) -> str:
         """The range of the first element that is not finite or beyond a limit of the quarantine, and the limit."""
-        quarantine = self._env.guards.get("quarantine")
         simulated = physics(without_shared(states))
         for what, part, key in (
             ("obs", states.obs, "max_abs_observation"),
@@ -109,15 +101,13 @@ class Resets:
             ("state", named(simulated, COORDINATES), "max_abs_state"),
             ("acceleration", named(simulated, ACCELERATIONS), "max_abs_acceleration"),
         ):
-            limit = getattr(quarantine, key, None) or np.finfo(np.float32).max
+            limit = getattr(self._env.guards.get("quarantine"), key, None) or np.finfo(np.float32).max
             for path, leaf in jax.tree.leaves_with_path(part):
-                numbers = np.reshape(np.asarray(leaf, float), (len(leaf), -1))
-                beyond = ~(np.abs(numbers) <= limit).all(axis=0)
-                if beyond.any():
-                    index = int(beyond.argmax())
-                    least, most = numbers[:, index].min(), numbers[:, index].max()
-                    place = f"{what}{jax.tree_util.keystr(path)}" + (f"[{index}]" if leaf.ndim > 1 else "")
-                    if not np.isfinite(numbers[:, index]).all():
-                        return f"{place} is not finite"
-                    return f"{place} is {least:g} to {most:g}, beyond guards.quarantine.{key}={limit:g}"
+                numbers = np.reshape(np.asarray(leaf, float), (len(leaf), -1)).T
+                for index, own in enumerate(numbers):
+                    if not (np.abs(own) <= limit).all():
+                        place = f"{what}{jax.tree_util.keystr(path)}" + (f"[{index}]" if leaf.ndim > 1 else "")
+                        if not np.isfinite(own).all():
+                            return f"{place} is not finite"
+                        return f"{place} is {own.min():g} to {own.max():g}, beyond guards.quarantine.{key}={limit:g}"
         return "another part of its state is not finite, or beyond guards.quarantine.max_other_norm"

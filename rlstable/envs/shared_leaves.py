@@ -20,8 +20,7 @@ _CONTACT = "contact__"  # prefix of MJX-Warp's contact arrays, `[naconmax, ...]`
 def mark(state: EnvState, reset: Callable[[jax.Array], EnvState], keys: jax.Array) -> EnvState:
     """Marks the shared leaves of `state = jax.vmap(reset)(keys)`: those with the same shape at two batch sizes.
 
-    Raises:
-        ConfigError: A leaf is neither shared nor has one row per environment.
+    Raises `ConfigError` if a leaf is neither shared nor has one row per environment.
     """
     if not _may_share(state):
         return state

@@ -65,7 +65,6 @@ class VectorEnv:
 
     @property
     def uses_pool(self) -> bool:
-        """Whether environments draw from the pool of clean first states."""
         return self.reset_from_pool or bool(self.guards)
 
     def reset(self, keys: jax.Array) -> EnvState:
@@ -84,7 +83,7 @@ class VectorEnv:
         return alive & fold(self.guards, context, guard_state).ok
 
     def empty_slot(self, state: EnvState, action_size: int, devices: int) -> Slot:
-        """Empty slots for the first bad environment of every device, on the host; reads only the state's shapes."""
+        """Empty slots for the first bad environment of every device, on the host, from the shapes of a state."""
         return capture.empty(self.guards, without_first_state(state), action_size, devices)
 
     def step(
@@ -119,15 +118,10 @@ class VectorEnv:
         """Steps every environment with the action, `action_repeat` times, without a reset.
 
         An environment that went bad stays bad, even if a later repeat looks healthy. An environment whose episode ends
-        keeps its state in later repeats. Rewards and metrics are summed over the repeats.
-
-        Returns:
-            The state, the environments that are not bad, `[B]` (a Python `True` without guards), the guard states and
-            the slot.
+        keeps its state in later repeats. Rewards and metrics are summed over the repeats. The second result says which
+        environments are not bad, `[B]`; a Python `True` without guards.
         """
-        first = state.info[FIRST_STATE]
-        done = state.done
-        start = without_first_state(state)
+        first, done, start = state.info[FIRST_STATE], state.done, without_first_state(state)
         steps = jnp.where(done > 0, 0.0, start.info["steps"])
         # The environment may write its own truncation.
         info = {**start.info, "steps": steps, "truncation": jnp.zeros_like(done)}
@@ -138,8 +132,7 @@ class VectorEnv:
             state, alive, guard_state, incident = carry
             stepped, contacts = self._step(state, action)
             stepped = _cast_like(stepped, state)
-            added = (stepped.reward, stepped.metrics)
-            plays = alive
+            added, plays = (stepped.reward, stepped.metrics), alive
             if self.action_repeat > 1:
                 runs = ~(state.done > 0)
                 plays = alive & runs
@@ -188,9 +181,8 @@ class VectorEnv:
     ) -> EnvState:
         """Gives bad environments, and with `reset_from_pool` all finished ones, a first state from the pool.
 
-        Replaces the cached first state, metrics and `_rest`; `_reset_finished` then copies the first state into the
-        environment. Finished environments keep their metrics, which are not reported yet. Draws are rare, so on
-        a CPU `select_if` skips them if no environment needs one.
+        Replaces the cached first state and `_rest`, and the metrics of bad environments, since those of finished ones
+        are not reported yet; `_reset_finished` then copies the first state. On a CPU `select_if` skips needless draws.
         """
         if pool is None:
             return state
@@ -260,9 +252,8 @@ def _in_passes(
 ) -> tuple[EnvState, jax.Array | None]:
     """Steps `per_pass` environments at a time, the last pass maybe fewer; returns states and `contact_norms`.
 
-    Shared leaves go from pass to pass. Each pass overwrites the contacts of the pass before.
-
-    `jax.lax.map` with a batch size divides by zero for arrays without elements (JAX 0.10), which MuJoCo's state has.
+    Shared leaves go from pass to pass, each of which overwrites the contacts of the pass before. `jax.lax.map` with a
+    batch size divides by zero for arrays without elements (JAX 0.10), which MuJoCo's state has.
     """
     count = action.shape[0]
     passes, rest = divmod(count, per_pass)
@@ -293,8 +284,7 @@ def _is_key(x: jax.Array) -> bool:
 
 def _truncate_bad(state: EnvState, ok: jax.Array | bool, before: dict[str, Any]) -> EnvState:
     """Turns the step of a bad environment into a truncation with reward 0; values to preserve are those `before` it."""
-    info = dict(state.info)
-    info["truncation"] = jnp.where(ok, info["truncation"], 1.0)
+    info = {**state.info, "truncation": jnp.where(ok, state.info["truncation"], 1.0)}
     if "time_out" in info:
         info["time_out"] = jnp.where(ok, info["time_out"], 0.0)
     if _PRESERVED in info:

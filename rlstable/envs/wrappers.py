@@ -15,10 +15,7 @@ _REFUSED = ("DomainRandomizationVmapWrapper", "BraxDomainRandomizationVmapWrappe
 def without_training_wrappers(env: Any) -> tuple[Any, tuple[str, ...]]:
     """The environment without its training wrappers, and their names with their settings, outermost first.
 
-    Other wrappers stay, as copies if a training wrapper is inside.
-
-    Raises:
-        ConfigError: A wrapper randomises the model, which cannot be taken over.
+    Other wrappers stay, as copies if a training wrapper is inside. A wrapper that randomises is a `ConfigError`.
     """
     kind = type(env)
     if kind.__module__ in _MODULES and kind.__name__ in _REFUSED:

@@ -37,7 +37,6 @@ class ExportOptions(PolicyOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes the files, compares them with the policy, and prints their paths."""
     parser = command.key_parser("export", "Writes a policy as files that need no rlstable.", ExportOptions, _EPILOG)
     args = parser.parse_intermixed_args(argv)
     with command.working():

@@ -147,7 +147,6 @@ class Evaluator:
         ]
 
     def play(self, policies: Sequence[PolicySnapshot], stops: Callable[[], bool] = lambda: False) -> list[Episodes]:
-        """Plays the episodes and returns them as host arrays; arguments and errors as for `evaluate`."""
         while True:
             self.prepare(policies)
             try:
@@ -197,7 +196,6 @@ class Evaluator:
         self._divide(2)
 
     def _divide(self, factor: int) -> None:
-        """Divides every pass into at least two passes."""
         self._passes, self._compiled = min(max(factor, 2) * self._passes, self._count), None
         self._report("evaluation_divided", passes=self._passes)
 

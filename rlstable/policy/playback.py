@@ -51,7 +51,6 @@ class EvaluationResult:
 
     @property
     def title(self) -> str:
-        """Environment, number of episodes and checkpoint, in one line."""
         action = "of the mean action" if self.deterministic else "of sampled actions"
         physics = "" if self.backend is None else f", {self.backend}"
         return f"{self.run.config.env.name}{physics}: {len(self.valid):,} episodes {action}, {self.run.checkpoint}"

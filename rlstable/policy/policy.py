@@ -191,7 +191,10 @@ def policy_spec(networks: Networks, matmul: str) -> dict[str, Any]:
 
 
 def load_policy(
-    run_dir: str | Path, which: Literal["best", "latest"] | int = "best", *, safe_action: tuple[float, ...] | None = None
+    run_dir: str | Path,
+    which: Literal["best", "latest"] | int = "best",
+    *,
+    safe_action: tuple[float, ...] | None = None,
 ) -> Policy:
     """Loads the policy of a run.
 

@@ -44,7 +44,6 @@ class RenderOptions(PlayOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Plays and draws episodes, and prints the paths of the files."""
     parser = command.key_parser(
         "render", "Draws the best, the median and the worst of some episodes.", RenderOptions, _EPILOG
     )

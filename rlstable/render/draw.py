@@ -27,7 +27,6 @@ _INK, _FAINT, _BAD, _PANEL = (28, 36, 48), (92, 107, 125), (200, 50, 31), (255, 
 
 
 def main(folder: Path) -> None:
-    """Draws the model and the episode in a folder, and writes the film there."""
     model = mujoco.MjModel.from_binary_path(str(folder / "model.mjb"))
     with np.load(folder / "episode.npz") as saved:
         episode = dict(saved)

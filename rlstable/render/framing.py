@@ -38,7 +38,6 @@ class Framing:
 
     @property
     def size(self) -> float:
-        """Size of the robot, metres."""
         return 2 * float(self.half.max())
 
     def distance(self, aspect: float) -> float:
@@ -68,7 +67,6 @@ def frame_episode(model: Any, poses: np.ndarray, seconds: float) -> Framing:
 
 
 def _direction(model: Any, followed: int | None) -> tuple[float, float]:
-    """Azimuth and elevation of the view."""
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
     hinges = model.jnt_type == mujoco.mjtJoint.mjJNT_HINGE
@@ -87,7 +85,6 @@ def _direction(model: Any, followed: int | None) -> tuple[float, float]:
 
 
 def _axes(azimuth: float, elevation: float) -> np.ndarray:
-    """Unit vectors to the right, upwards and towards the camera, `[3, 3]`, one per row."""
     turn, tilt = math.radians(azimuth), math.radians(elevation)
     right = np.array([math.sin(turn), -math.cos(turn), 0.0])
     back = -np.array([math.cos(tilt) * math.cos(turn), math.cos(tilt) * math.sin(turn), math.sin(tilt)])

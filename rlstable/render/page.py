@@ -20,7 +20,6 @@ _DIGITS = 5  # of a reward; the page only displays rewards
 
 
 def page(recorded: RecordedEpisodes) -> str:
-    """The page of episodes, as HTML."""
     scene, model = make_scene(recorded.model), recorded.model
     moved = [poses(model, recording.positions) for recording in recorded.recordings]
     framings = [frame_episode(model, bodies, recorded.seconds) for bodies in moved]

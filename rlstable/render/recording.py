@@ -37,7 +37,6 @@ class Recording:
 
     @property
     def total(self) -> float:
-        """The return."""
         return float(self.rewards.sum())
 
     def start(self, seconds: float | None, seconds_per_action: float) -> Recording:
@@ -95,7 +94,6 @@ class EpisodeRecorder:
         self._play = jax.jit(play)
 
     def prepare(self, params: Params, statistics: Statistics, key: jax.Array) -> None:
-        """Compiles the program of `record`, for arguments like these."""
         if self._compiled is None:
             with self._compiling("recording"):
                 args = params, statistics, key
@@ -168,5 +166,4 @@ def _drawable(state: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def seconds_per_step(env: Any, model: Any) -> float:
-    """Simulated time per environment step."""
     return float(getattr(env, "dt", model.opt.timestep))

@@ -20,7 +20,6 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Replays the step and prints the report."""
     args = _arguments(argv)
     with command.working():
         from rlstable.io.private_folder import require_trust

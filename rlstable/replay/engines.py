@@ -44,7 +44,6 @@ class Outcome(NamedTuple):
 
 
 def own_engine(incident: Incident) -> str:
-    """Returns the engine with the run's arithmetic."""
     return FLOAT64 if incident.facts["precision"]["matmul"] == X64 else FLOAT32
 
 

@@ -31,7 +31,6 @@ def _found_runs(folders: tuple[Path, ...]) -> tuple[Path, ...]:
 
 
 def _found_sweep(folder: Path) -> Path:
-    """The folder that `sweep=` names, or the newest one for `latest`."""
     if folder != LATEST:
         return expand_home(folder)
     sweeps = [path for path in Path("runs", "sweeps").glob("*") if path.is_dir()]
@@ -74,7 +73,6 @@ class ReportOptions(Section):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes the page and prints its path."""
     parser = command.key_parser(
         "report", "Writes a page about one run, or about several together.", ReportOptions, _EPILOG
     )

@@ -119,7 +119,6 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def step_labels(x: Scale, about: int, height: float) -> str:
-    """Returns the numbers of the horizontal axis as SVG."""
     return "".join(
         f'<text class="tick" x="{(at := float(x(value))):.1f}" y="{height:g}" '
         f'text-anchor="{"end" if at > x.end - 12 else "middle"}">{readable(value)}</text>'
@@ -197,7 +196,6 @@ def _path(line: Line, x: Scale, y: Scale) -> str:
 
 
 def _points(line: Line, x: Scale) -> str:
-    """Returns the position, step and value of each point, for the cursor."""
     points = [f"{a:.1f},{s:.10g},{v:.5g}" for a, s, v in zip(x(line.x), line.x, line.y, strict=True)]
     name = html.escape(line.name)
     return f'<metadata data-name="{name}" data-colour="{line.colour}" data-points="{";".join(points)}"></metadata>'

@@ -34,7 +34,6 @@ def _template() -> string.Template:
 
 
 def text(value: Any) -> str:
-    """Returns a value as escaped text."""
     return html.escape(str(value))
 
 
@@ -43,12 +42,10 @@ def code(value: Any) -> str:
 
 
 def number(value: float | None, form: str = ",.1f") -> str:
-    """Returns a number as text; a dash for None."""
     return "–" if value is None else format(value, form)
 
 
 def duration(seconds: float | None) -> str:
-    """Returns seconds in hours, minutes and seconds."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(seconds, 60)
@@ -71,7 +68,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[
 
 
 def swatch(index: int) -> str:
-    """Returns a square in the colour of the n-th run."""
     return f'<span class="swatch b{index % COLOURS}"></span>'
 
 

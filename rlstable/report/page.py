@@ -62,7 +62,6 @@ def _subtitle(records: Sequence[RunRecord]) -> str:
 
 
 def _facts(record: RunRecord) -> dict[str, str]:
-    """Returns the facts about a run as HTML, by name."""
     trips, rollbacks = record.trip_count, record.last("supervise/rollbacks") or 0.0
     speeds = record.series("training/sps")[1]
     switches = [value for key, value in record.settings.items() if re.fullmatch(r"guards\.\w+\.enabled", key)]
@@ -140,7 +139,6 @@ def _signs(records: Sequence[RunRecord]) -> str:
 
 
 def _changed_settings(records: Sequence[RunRecord]) -> str:
-    """Returns the settings that a resume changed."""
     columns = ("key", "old", "new", "how")
     rows = [
         [_name(index, record), f"{event.get('step', 0):,}", *(code(setting(event.get(column))) for column in columns)]
@@ -151,7 +149,6 @@ def _changed_settings(records: Sequence[RunRecord]) -> str:
 
 
 def _over_seeds(records: Sequence[RunRecord]) -> str:
-    """Returns the summary of runs that differ only in their seed."""
     returns = [value for record in records if (value := record.outcome.value) is not None]
     if not returns:
         return ""

@@ -105,7 +105,6 @@ def _legend(lines: Sequence[Line]) -> str:
 
 
 def _marks(records: Sequence[RunRecord]) -> list[Mark]:
-    """Returns the target return, and for a single run its rollbacks and its best evaluation."""
     target = records[0].settings.get("eval.target_return")
     marks = [Mark(f"target {target:,g}", None, target)] if target is not None and is_number(target) else []
     if len(records) > 1:

@@ -54,7 +54,6 @@ class RunRecord:
         return found[:, 0], found[:, 1]
 
     def last(self, key: str) -> float | None:
-        """Returns the last value of a metric; None without values."""
         values = self.series(key)[1]
         return float(values[-1]) if values.size else None
 
@@ -79,7 +78,6 @@ class RunRecord:
 
     @property
     def trip_count(self) -> float:
-        """Number of trips of all guards."""
         return sum(count for own in self.trips().values() for _, count in own)
 
     @property
@@ -97,7 +95,6 @@ class RunRecord:
         return {name: sign for name, sign in signs.items() if isinstance(sign, dict)}
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
-        """Returns the events of some kinds, in order."""
         return [event for event in self.events if event.get("kind") in kinds]
 
 
@@ -119,7 +116,6 @@ def read_record(folder: str | Path) -> RunRecord:
 
 
 def read_records(folder: str | Path) -> list[RunRecord]:
-    """Reads a run folder, or the run folders of its seeds."""
     folder = expand_home(folder)
     started = [seed for seed in seed_folders(folder) if (seed / "config.yaml").is_file()]
     return [read_record(each) for each in started or [folder]]
@@ -132,7 +128,6 @@ def last_row(folder: Path) -> dict[str, Any]:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the values by dotted key."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:

@@ -44,12 +44,10 @@ class Job:
 
     @property
     def setting(self) -> Values:
-        """Overrides without seeds."""
         return tuple((key, value) for key, value in self.values.items() if key not in ("seed", "seeds"))
 
     @functools.cached_property
     def record(self) -> RunRecord | None:
-        """Metrics and events; None if the run left no configuration."""
         try:
             return read_record(self.folder)
         except ConfigError:
@@ -84,7 +82,6 @@ class Setting:
 
     @property
     def command(self) -> str:
-        """The command that trains this setting."""
         (first, *others) = self.jobs
         left_out = {"sweep", "seed"} if others else {"sweep"}  # the launcher, and a seed that is one of several
         return train_command([word for word in first.overrides or () if word.split("=", 1)[0] not in left_out])
@@ -114,7 +111,6 @@ def settings_of(jobs: Sequence[Job]) -> list[Setting]:
 
 
 def varied_keys(settings: Sequence[Setting]) -> list[str]:
-    """Returns the keys whose values vary between settings."""
     values = [dict(setting.values) for setting in settings]
     keys = dict.fromkeys(key for own in values for key in own)
     return [key for key in keys if len({own.get(key) for own in values}) > 1]
@@ -157,7 +153,6 @@ def job_number(folder: Path) -> tuple[int, str]:
 
 
 def _jobs(folder: Path) -> list[Job]:
-    """Returns the job of a folder, or one job per seed."""
     result = read_result(folder)
     recorded = (result or {}).get("overrides")
     overrides = tuple(map(str, recorded)) if isinstance(recorded, list) else read_overrides(folder) or ()

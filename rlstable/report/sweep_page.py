@@ -42,7 +42,6 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _best(jobs: Sequence[Job], settings: Sequence[Setting], varied: Sequence[str]) -> str:
-    """Returns the best setting with its return, how sure it is, and the command that trains it."""
     why_not = no_best(jobs, settings)
     if why_not:
         return f'<p class="card">{text(why_not)}</p>'
@@ -67,7 +66,6 @@ def _words(label: str) -> str:
 
 
 def _curves(drawn: Sequence[Setting], varied: Sequence[str], count: int) -> str:
-    """Returns the returns of settings over steps, the n-th setting in the n-th colour."""
     lines = []
     for colour, setting in enumerate(drawn):
         found = [job.record.series(RETURN) for job in setting.jobs if job.record is not None]
@@ -87,7 +85,6 @@ def _curves(drawn: Sequence[Setting], varied: Sequence[str], count: int) -> str:
 
 
 def _settings(settings: Sequence[Setting], varied: Sequence[str], swatches: dict[Values, str]) -> str:
-    """Returns the table of settings, best first."""
     head = [*map(text, varied or ["setting"]), "seeds", "return", "95 % interval", "stop reasons", "trips", "rollbacks"]
     rows = []
     for setting in settings:

@@ -73,7 +73,6 @@ def timeline(record: RunRecord, end: float) -> str:
 
 
 def _drawn(group: list[Mark], x: Scale, middle: float) -> str:
-    """Returns marks at one position as one rectangle, higher for more trips."""
     lines = [f"step {mark.step:,.0f}  {mark.text}" for mark in group[:_MOST_LINES]]
     lines += [f"and {len(group) - _MOST_LINES:,} more"] if len(group) > _MOST_LINES else []
     count = sum(mark.value or 0.0 for mark in group)

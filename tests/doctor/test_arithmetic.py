@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,50 +46,6 @@ def test_arithmetic_of_a_product_is_recognised_by_its_error(
         assert accuracy.bits == pytest.approx(bits, abs=0.1)
 
 
-def test_measured_bits_of_a_bfloat16_product_of_jax_are_eight() -> None:
-    """Measures a product that JAX computes in bfloat16."""
-    x, y = arithmetic._factors()[0]
-    narrow = jax.jit(
-        lambda a, b: jnp.matmul(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), preferred_element_type="f")
-    )
-    assert arithmetic._accuracy(np.asarray(narrow(x, y)), x, y).bits == pytest.approx(8, abs=0.1)
-
-
-def test_measurement_compiles_at_the_measured_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    jit = jax.jit
-
-    def spy(function):
-        seen.append(jax.config.jax_default_matmul_precision)
-        return jit(function)
-
-    monkeypatch.setattr(arithmetic.jax, "jit", spy)
-    measure(("default", "highest"))
-    assert seen == [None, None, "highest", "highest"]
-
-
-def test_product_that_is_not_finite_has_no_accurate_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "_multiply", lambda x, y, level: np.full((len(x), y.shape[1]), np.nan))
-    measured = measure(("highest",))
-    assert measured["highest"] == Accuracy(math.inf, math.inf, 0.0)
-    assert undelivered(measured) == {"highest": "bfloat16"}
-
-
-@pytest.mark.parametrize(
-    ("measured", "distinct"),
-    [
-        ({"default": TF32, "high": TF32, "highest": FLOAT32}, ("default", "highest")),
-        ({"default": BFLOAT16, "high": TF32, "highest": FLOAT32}, ("default", "high", "highest")),
-        ({"default": TF32, "high": TF32, "highest": TF32}, ("default",)),
-        ({"default": FLOAT32, "high": TF32, "highest": FLOAT32}, ("default",)),
-        ({"default": FLOAT32, "highest": Accuracy(2.4e-7, 2.7e-8, 21.2)}, ("default",)),
-        ({}, ()),
-    ],
-)
-def test_levels_that_are_no_more_accurate_are_dropped(measured: dict[str, Accuracy], distinct: tuple[str, ...]) -> None:
-    assert distinct_levels(measured) == distinct
-
-
 def test_precision_flag_that_the_device_ignores_is_reported() -> None:
     assert undelivered({"default": TF32, "high": TF32, "highest": TF32}) == {"highest": "tf32"}
     assert undelivered({"default": BFLOAT16, "high": BFLOAT16}) == {"high": "bfloat16"}
@@ -108,11 +62,3 @@ def test_x64_that_computes_in_float32_is_detected(monkeypatch: pytest.MonkeyPatc
     jit = jax.jit
     monkeypatch.setattr(arithmetic.jax, "jit", lambda _: jit(lambda x, y: x.astype("f") @ y.astype("f")))
     assert 1e-9 < measure_x64() < 1e-6
-
-
-def test_x64_that_the_device_rejects_has_infinite_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_):
-        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: float64")
-
-    monkeypatch.setattr(arithmetic.jax, "jit", lambda _: refuse)
-    assert measure_x64() == math.inf

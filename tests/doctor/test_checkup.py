@@ -13,7 +13,7 @@ from toys import PointMass, tiny_config
 from rlstable.config import ConfigError
 from rlstable.doctor import checkup
 from rlstable.doctor.arithmetic import Accuracy
-from rlstable.doctor.checkup import Memory, Report, examine, machine_findings, machine_of, memory_findings
+from rlstable.doctor.checkup import Memory, Report, examine, machine_findings, memory_findings
 from rlstable.doctor.lints import Finding
 from rlstable.doctor.report import as_data, sections
 from rlstable.envs.load import Loaded
@@ -74,12 +74,6 @@ def test_gpu_that_jax_does_not_use_is_a_warning() -> None:
     assert found(machine_findings(blind)) == [("warning", "device", ("NVIDIA H100",))]
 
 
-def test_machine_names_devices_and_the_settings_that_change_results() -> None:
-    lines = machine_of({"NVIDIA_TF32_OVERRIDE": "0", "HOME": "/root"})
-    assert (lines["device"], lines["settings"]) == ("8 x cpu", "NVIDIA_TF32_OVERRIDE=0")
-    assert machine_of({})["settings"] == "none that change results"
-
-
 @pytest.mark.parametrize(
     ("limit", "adapts", "severity", "divided"),
     [
@@ -93,11 +87,6 @@ def test_memory_findings_depend_on_the_limit(
     findings = memory_findings(usage(limit), adapts)
     assert [item.severity for item in findings] == ([] if severity is None else [severity])
     assert any(item.what.endswith(", and will be divided") for item in findings) == divided
-
-
-@pytest.mark.parametrize(("limit", "most"), [(None, None), (10_000, 16), (125, 8), (99, None)])
-def test_doctor_recommends_a_number_of_environments(limit: int | None, most: int | None) -> None:
-    assert usage(limit).most_envs == most
 
 
 class Bad(PointMass):
@@ -125,18 +114,6 @@ def test_doctor_examines_an_environment_without_a_model(monkeypatch: pytest.Monk
     assert found(report.findings) == [("note", "physics", ())]
     assert report.memory.footprint is None and report.memory.most_envs is None
     assert report.memory.limit > 0
-
-
-def test_doctor_warns_of_iterations_that_take_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup, "long_iteration", lambda *_: "an iteration will take about 9 min")
-    report = examined(PointMass(), monkeypatch)
-    assert report.verdict == "ready, with 1 warning"
-    [warning] = [finding for finding in report.findings if finding.severity == "warning"]
-    assert (warning.check, warning.what, warning.advice) == (
-        "iteration",
-        "an iteration will take about 9 min",
-        "ppo=cpu has iterations of seconds",
-    )
 
 
 def test_doctor_reports_physics_that_blows_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,20 +150,3 @@ def test_doctor_report_is_strict_json() -> None:
 def test_doctor_rejects_devices_that_do_not_divide_the_seeds() -> None:
     with pytest.raises(ConfigError, match=r"^devices: 3 devices cannot train equally many of 8 seeds"):
         examine(tiny_config(seeds=8, devices=3), False, print)
-
-
-def test_doctor_examines_one_seed_on_one_device_if_devices_share_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch of a seed need not divide among the devices."""
-    meshes: list[int] = []
-
-    class Stop(Exception):
-        pass
-
-    def setup(config: Any, mesh: Any) -> None:
-        meshes.append(mesh.size)
-        raise Stop
-
-    monkeypatch.setattr(checkup, "TrainingSetup", setup)
-    with pytest.raises(Stop):
-        examine(tiny_config(seeds=8, ppo={"num_envs": 3, "batch_size": 3}), False, print)
-    assert meshes == [1]

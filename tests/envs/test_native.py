@@ -28,15 +28,11 @@ from rlstable.envs import native
 from rlstable.envs.load import load, load_env
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import env_guards
-from rlstable.replay.engines import step_again
-from rlstable.replay.report import compare
 from rlstable.runner.loop import TrainingLoop
-from rlstable.supervise.incident import read
 from rlstable.supervise.stop_reasons import StopReason
 
 ROOT = Path(__file__).resolve().parents[2]
 STICK = {"source": "import", "name": "ball:Stick"}
-INCIDENTS = {"recovery": {"enabled": False}, "incident": {"enabled": True}}
 NAMES = (
     "ant", "halfcheetah", "hopper", "humanoid", "humanoidstandup", "inverted_double_pendulum", "inverted_pendulum",
     "pusher", "reacher", "swimmer", "walker2d",
@@ -173,21 +169,6 @@ def test_native_physics_on_an_accelerator_is_rejected_in_one_line(monkeypatch):
 # --- supported environments
 
 
-def test_environment_that_overrides_pipeline_step_is_kept():
-    slow = load_env(EnvConfig(source="import", name="ball:SlowStick", backend="native"))
-    env = stick()
-    start = first(env, 4)
-    action = jnp.full((4, 1), 0.7)
-
-    def twice(state: Any, action: jax.Array) -> Any:
-        return env.pipeline_step(env.pipeline_step(state.pipeline_state, action), 0.5 * action)
-
-    expected = jax.jit(jax.vmap(twice))(start, action)
-    found = jax.jit(jax.vmap(slow.step))(start, action).pipeline_state
-    for one, other in zip(leaves(found), leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)  # rounded to float32 between physics steps
-
-
 READS_MISSING = {**STICK, "kwargs": {"reads": ("cfrc_ext",)}}
 MISSING = "it reads pipeline_state.cfrc_ext, which native physics"
 OWN = {"source": "import", "name": "test_native:OwnPhysics"}
@@ -240,17 +221,6 @@ def test_quarantine_catches_an_explosion_of_native_physics():
     assert all(np.isfinite(leaf).all() for leaf in leaves(result.state))
 
 
-@pytest.mark.slow
-def test_explosion_in_a_run_is_saved_and_replayed(tmp_path: Path) -> None:
-    config = settings(env={"kwargs": {"gear": 1e13}, "backend": "native"}, supervise=INCIDENTS)
-    TrainingLoop(config, tmp_path).run()
-    found = read(tmp_path / "incidents" / "1-1")
-    assert found.facts["causes"][0] == "quarantine/physics"
-    report = compare(found, step_again(found))
-    assert report.same == "float32: bit for bit what the run had"
-    assert report.first.endswith("in float32, float64 and C MuJoCo") and "pipeline_state/qacc_warmstart" in report.first
-
-
 # --- in a run
 
 RUN = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -281,14 +251,6 @@ def test_native_run_resumes_exactly_where_it_stopped(tmp_path: Path, devices: in
     assert again.single.host.step == 128
     again.run()
     assert_same(again.single.state, whole.single.state)
-
-
-@pytest.mark.slow
-@RUN
-def test_native_run_with_physics_in_float64(tmp_path: Path) -> None:
-    runner = TrainingLoop(settings(precision={"matmul": "x64"}), tmp_path)
-    assert runner.run().stop_reason is StopReason.completed
-    assert runner.single.state.env_state.pipeline_state.qpos.dtype == np.float64
 
 
 @pytest.mark.slow

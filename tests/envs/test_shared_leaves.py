@@ -19,8 +19,7 @@ from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
 from rlstable.device.packed import PackedRows
-from rlstable.device.shared import Shared, has_shared, row, shared_in, unmarked, without_shared
-from rlstable.envs.resets import Resets
+from rlstable.device.shared import Shared, has_shared, shared_in, unmarked, without_shared
 from rlstable.envs.shared_leaves import contact_norms, mark
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import env_guards
@@ -162,23 +161,6 @@ def test_contact_norms_ignore_entries_after_the_last_contact_and_unknown_environ
     assert contact_norms(state).tolist() == [np.inf, 0.0, 5.0]
 
 
-def test_recorded_step_has_one_row_of_other_leaves_and_the_whole_shared_leaves() -> None:
-    physics = jax.eval_shape(lambda: row(touching(COUNT).reset(keys()), 2)).pipeline_state
-    assert (physics.q.shape, physics._impl.force.shape) == ((2,), ())
-    assert (physics._impl.contact__pos.shape, physics._impl.nacon.shape) == ((COUNT, 3), (1,))
-
-
-def test_first_states_for_two_devices_have_one_copy_of_shared_leaves_for_each() -> None:
-    resets = Resets(touching(7), 4, devices=2)
-    drawn, shapes = resets.draw(jax.random.PRNGKey(0), COUNT), resets.shapes(COUNT)
-    assert jax.tree.map(np.shape, drawn) == jax.tree.map(lambda x: x.shape, shapes)
-    contacts = contacts_of(drawn)
-    assert contacts.force.shape == (COUNT,)
-    # Of a batch of four.
-    assert contacts.contact__worldid.value.tolist() == [[3, 2, 1, 0, 0, 0, 0]] * 2
-    assert contacts.nacon.value.tolist() == [[4], [4]]
-
-
 # --- whole runs
 
 
@@ -188,23 +170,6 @@ def settings(iterations: int, naconmax: int = 8, **sections: Any) -> Any:
     return tiny_config(
         guards={}, env=env, total_steps=64 * iterations, eval={"num_evals": 0}, logging={"console": "off"}, **sections
     )
-
-
-def leaves(loop: TrainingLoop) -> list[np.ndarray]:
-    return [np.asarray(x) for x in jax.tree.leaves(loop.single.state)]
-
-
-@pytest.mark.slow
-def test_resumed_run_with_shared_leaves_equals_the_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
-    whole = TrainingLoop(settings(2), tmp_path / "whole")
-    whole.run()
-    TrainingLoop(settings(1), tmp_path / "parts").run()
-    resumed = TrainingLoop(settings(2, resume="auto"), tmp_path / "parts")
-    assert contacts_of(resumed.single.state.env_state).steps.value.tolist() == [[1 + 64 // 8]]
-    resumed.run()
-    assert contacts_of(resumed.single.state.env_state).steps.value.tolist() == [[1 + 2 * 64 // 8]]
-    for ours, theirs in zip(leaves(resumed), leaves(whole), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_bad_contact_on_the_second_of_two_devices_quarantines_one_environment(tmp_path: Path) -> None:

@@ -123,13 +123,13 @@ def test_quarantined_environments_keep_their_own_random_keys(typed, implementati
 @pytest.mark.parametrize(("restores", "ends"), [(False, [4, 5, 6, 7, 8]), (True, [4, 8])])
 def test_restored_info_starts_the_counter_of_the_environment_again(restores, ends):
     """As in Brax, `info` is kept by default: each later episode then has one step."""
-    results = play(vector_of(Limited(4), restore_info=restores), np.zeros((8, COUNT)))
+    results = play(vector_of(Limited(limit=4), restore_info=restores), np.zeros((8, COUNT)))
     assert [step for step, result in enumerate(results, 1) if result.state.done.all()] == ends
 
 
 @pytest.mark.parametrize(("truncates", "guarded"), [(False, False), (True, False), (True, True)])
 def test_own_truncation_of_the_environment_is_a_truncation(truncates, guarded):
-    vector = vector_of(Limited(3, truncates), guarded, restore_info=True)
+    vector = vector_of(Limited(limit=3, truncates=truncates), guarded, restore_info=True)
     states = [result.state for result in play(vector, np.zeros((7, COUNT)))]
     assert [state.done[0] for state in states] == [0, 0, 1, 0, 0, 1, 0]
     assert [state.info["truncation"][0] for state in states] == [truncates * x for x in (0, 0, 1, 0, 0, 1, 0)]

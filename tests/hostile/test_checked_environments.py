@@ -50,9 +50,9 @@ def test_environment_that_cannot_be_mapped_is_one_line_with_the_location() -> No
 @pytest.mark.parametrize(("part", "kind"), [("nested", "dict"), ("scalar", "float32[]"), ("picture", "uint8[4,4,3]")])
 def test_only_the_parts_of_an_observation_that_the_networks_read_must_be_vectors(part: str, kind: str) -> None:
     network = tiny_config().network
-    check(users.Named(part), "my:Env", network)
+    check(users.Named(part=part), "my:Env", network)
     with pytest.raises(ConfigError) as caught:
-        check(users.Named(part, policy_reads=True), "my:Env", network)
+        check(users.Named(part=part, policy_reads=True), "my:Env", network)
     assert f'my:Env: reset returns obs["state"] as {kind}; the networks read a vector' in str(caught.value)
 
 

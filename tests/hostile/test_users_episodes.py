@@ -51,14 +51,14 @@ def test_sign_names_the_key_if_training_episodes_end_at_once(tmp_path: Path, res
 
 
 def test_doctor_plays_two_episodes_in_a_row() -> None:
-    (finding,) = second_episodes(tiny_config(env={"episode_length": 60}), Limited(40))
+    (finding,) = second_episodes(tiny_config(env={"episode_length": 60}), Limited(limit=40))
     assert (finding.severity, finding.what, finding.advice) == (
         "warning",
         "first episodes have a mean length of 40, second ones of 1: a reset does not restore info",
         "set env.restore_info=true if step counts in info",
     )
     assert (
-        second_episodes(tiny_config(env={"episode_length": 30}), Limited(40)) == []
+        second_episodes(tiny_config(env={"episode_length": 30}), Limited(limit=40)) == []
     )  # the time limit ends every episode
 
 

@@ -14,14 +14,16 @@ from toys import Physics, State
 class Cart:
     """A point on a line, pushed by the action: velocity 0.9 v + 0.1 a, position x + 0.1 v.
 
-    Subclasses change `observe`, `reward` or `info`. Reward 1 - |x - command|.
+    Subclasses change `observe`, `reward` or `info`, and have class attributes that arguments replace.
+    Reward 1 - |x - command|.
     """
 
     observation_size, action_size = 3, 1
     backend = None
 
     def __init__(self, **kwargs: Any):
-        self.kwargs = kwargs
+        assert all(hasattr(self, name) for name in kwargs)
+        vars(self).update(kwargs)
 
     def reset(self, rng: jax.Array) -> State:
         zero = jnp.zeros(())
@@ -47,15 +49,9 @@ class Cart:
 
 
 class LateCommand(Cart):
-    """A command that is 0 for the first steps of each environment, and then a number in +-0.3 for 100 steps each.
+    """A command that is 0 for the first steps of each environment, and then a number in +-0.3 for 100 steps each."""
 
-    Args:
-        late: Steps of an environment, over all its episodes, in which the command is 0.
-    """
-
-    def __init__(self, late: int = 3000, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.late = late
+    late = 3000  # steps of an environment, over all its episodes, in which the command is 0
 
     def info(self, info: dict[str, Any]) -> dict[str, Any]:
         ticks = info["ticks"] + 1
@@ -66,16 +62,9 @@ class LateCommand(Cart):
 
 
 class Burst(Cart):
-    """Observations of a million for some steps of each environment, over all its episodes.
+    """Observations of a million for some steps of each environment, over all its episodes."""
 
-    Args:
-        first: First step of the burst.
-        last: Last step of the burst.
-    """
-
-    def __init__(self, first: int = 80, last: int = 104, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.first, self.last = first, last
+    first, last = 80, 104
 
     def observe(self, state: State) -> jax.Array:
         ticks = state.info["ticks"]
@@ -84,16 +73,10 @@ class Burst(Cart):
 
 
 class Limited(Cart):
-    """Has its own time limit, counted in `info`, which its reset alone starts again.
+    """Has its own time limit, counted in `info`, which its reset alone starts again."""
 
-    Args:
-        limit: Steps of an episode.
-        truncates: Whether the end is a truncation in `info["truncation"]`.
-    """
-
-    def __init__(self, limit: int = 40, truncates: bool = False, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.limit, self.truncates = limit, truncates
+    limit = 40  # steps of an episode
+    truncates = False  # whether the end is a truncation in `info["truncation"]`
 
     def step(self, state: State, action: jax.Array) -> State:
         state = super().step(state, action)
@@ -130,15 +113,9 @@ class RememberingState(State):
 
 
 class Remembering(Cart):
-    """Remembers an average in an additional field of its state; action 2 makes it NaN, 3 and 4 the same in `info`.
+    """Remembers an average in an additional field of its state; action 2 makes it NaN, 3 and 4 the same in `info`."""
 
-    Args:
-        typed: Whether random keys are typed.
-    """
-
-    def __init__(self, typed: bool = False, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.typed = typed
+    typed = False  # whether random keys are typed
 
     def reset(self, rng: jax.Array) -> State:
         state = super().reset(rng)
@@ -251,16 +228,10 @@ class Host(Cart):
 
 
 class Named(Cart):
-    """Observations in a dictionary: the networks read the policy's part only.
+    """Observations in a dictionary: the networks read the policy's part only."""
 
-    Args:
-        part: Kind of the other part: `nested`, `scalar` or `picture`.
-        policy_reads: Whether the policy reads the other part.
-    """
-
-    def __init__(self, part: str = "nested", policy_reads: bool = False, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.part, self.policy_reads = part, policy_reads
+    part = "nested"  # kind of the other part: nested, scalar or picture
+    policy_reads = False  # whether the policy reads the other part
 
     def observe(self, state: State) -> Any:
         seen = super().observe(state)
@@ -298,31 +269,21 @@ class Stiction(Cart):
 
 
 class Units(Cart):
-    """Observations and rewards in units of the user's choice.
+    """Observations and rewards in units of the user's choice."""
 
-    Args:
-        reward: Reward of a unit, which in `Cart` is 1.
-        observation: Number by which observations are multiplied.
-        offset: Number that is added to observations.
-    """
-
-    def __init__(self, reward: float = 1.0, observation: float = 1.0, offset: float = 0.0, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.units = reward, observation, offset
+    unit, observation, offset = 1.0, 1.0, 0.0  # factor of rewards, factor of observations, added to observations
 
     def observe(self, state: State) -> jax.Array:
-        return super().observe(state) * self.units[1] + self.units[2]
+        return super().observe(state) * self.observation + self.offset
 
     def reward(self, state: State) -> jax.Array:
-        return (super().reward(state) - 1.0) * self.units[0]
+        return (super().reward(state) - 1.0) * self.unit
 
 
 class SlashInAName(Cart):
     """Metrics named as in Playground; with `clash`, two arrays whose names a checkpoint cannot tell apart."""
 
-    def __init__(self, clash: bool = False, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.clash = clash
+    clash = False
 
     def reset(self, rng: jax.Array) -> State:
         zero, state = jnp.zeros(()), super().reset(rng)

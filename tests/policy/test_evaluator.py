@@ -104,21 +104,6 @@ def test_other_errors_of_an_evaluation_are_raised() -> None:
         Refusing(4, 0, "INTERNAL: something else").evaluate(POLICY)
 
 
-def test_memory_error_while_compiling_an_evaluation_leads_to_more_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Refusing(4, 4)
-    compiled, refused = own._play, [True]
-
-    class Tracing:
-        def trace(self, *args: Any) -> Any:
-            if refused and refused.pop():
-                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: while compiling")
-            return compiled.trace(*args)
-
-    monkeypatch.setattr(own, "_play", Tracing())
-    own.prepare(POLICY)
-    assert own.told == [("evaluation_divided", {"passes": 2})]
-
-
 def test_evaluation_compiles_once_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     own, whole = Refusing(4, 4), Refusing(4, 4)
     threads: list[str] = []

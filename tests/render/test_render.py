@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import jax
 import mujoco
 import numpy as np
 import pytest
@@ -108,16 +107,6 @@ def test_best_median_and_worst_episode_are_chosen(
     assert best_median_worst(episodes(returns, bad)) == expected
 
 
-@pytest.mark.slow
-def test_memory_error_while_rendering_is_one_line(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-
-    monkeypatch.setattr(jax, "device_get", refuse)
-    with pytest.raises(ConfigError, match="not enough memory to record 5 episodes; choose fewer"):
-        record(open_run(run_dir), 5)
-
-
 def test_recordings_equal_the_evaluated_episodes(run_dir: Path, recorded: RecordedEpisodes) -> None:
     worth = evaluate_run(open_run(run_dir), 5)
     returns = sorted(worth.episodes.metrics["reward"], reverse=True)
@@ -206,25 +195,6 @@ def test_browser_draws_the_page_of_episodes(aborted: RecordedEpisodes, tmp_path:
 needs_opengl = pytest.mark.skipif(
     shutil.which("ldconfig") is None or "libOSMesa" not in os.popen("ldconfig -p").read(), reason="no libosmesa6 here"
 )
-
-
-@needs_opengl
-def test_one_film_of_the_first_seconds_of_the_best_episode_is_drawn(run_dir: Path, tmp_path: Path) -> None:
-    import imageio_ffmpeg
-
-    words = ("episodes=3", "format=mp4", "seconds=0.2", "width=64", "height=64")
-    assert run(f"run={run_dir}", f"out={tmp_path}", *words) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["best.mp4"]
-    count, _ = imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "best.mp4"))
-    assert count == pytest.approx(0.2 * 30 + 1 + 1 + 30, abs=1)
-
-
-def test_start_of_an_episode_is_cut_to_whole_actions(recorded: RecordedEpisodes) -> None:
-    one = recorded.recordings[0]
-    cut = one.start(3.4 * recorded.seconds, recorded.seconds)
-    assert (len(cut.rewards), len(cut.positions), cut.aborted) == (3, 4, False)
-    assert len(one.start(1e-9, recorded.seconds).rewards) == 1
-    assert one.start(None, recorded.seconds) is one and one.start(1e9, recorded.seconds) is one
 
 
 @pytest.mark.slow
@@ -334,11 +304,3 @@ def test_render_command_reports_a_mistake_in_one_line_with_exit_code_2(
     assert run(*(word.format(run=run_dir) for word in words)) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and message in printed.err.splitlines()[-1]
-
-
-def test_render_command_prints_the_path_of_the_page(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(f"run={run_dir}", "format=html", "episodes=2", f"out={tmp_path / 'new'}") == 0
-    printed: Any = capsys.readouterr().out
-    assert re.fullmatch(rf"{tmp_path}/new/episodes\.html: best [\d.,-]+, worst [\d.,-]+\n", printed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlstable.report.chart import Line, Scale, chart, mean_of, readable, thinned, ticks
+from rlstable.report.chart import Line, chart, mean_of, readable, thinned, ticks
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 8))
@@ -39,11 +38,6 @@ def test_ticks_are_few_and_within_the_range(low: float, span: float, about: int)
 )
 def test_numbers_on_an_axis_are_short(value: float, text: str) -> None:
     assert readable(value) == text
-
-
-def test_neighbouring_ticks_have_different_labels() -> None:
-    assert [readable(value, 0.05) for value in (11.85, 11.9, 11.95, 12.0)] == ["11.85", "11.9", "11.95", "12"]
-    assert [readable(value, 2) for value in (1276, 1278, 1280)] == ["1.276k", "1.278k", "1.28k"]
 
 
 def test_thinned_line_keeps_a_spike() -> None:
@@ -79,20 +73,8 @@ def test_charts_of_extreme_values_are_valid_svg(values: list[float]) -> None:
     assert "nan" not in text and "inf" not in text
 
 
-def test_chart_scale_is_linear_or_logarithmic() -> None:
-    assert Scale(0, 10, 100, 200)(2.5) == 125
-    assert math.isclose(float(Scale(1, 100, 0, 2, True)(10)), 1.0)
-
-
 def seed(curve: dict[float, float]) -> Line:
     return Line("", np.array(list(curve)), np.array(list(curve.values())))
-
-
-def test_mean_of_seeds_has_a_band_from_the_least_to_the_greatest() -> None:
-    line = mean_of([seed({0: 1.0, 10: 5.0}), seed({0: 3.0, 10: 6.0})], "a", 2)
-    assert (line.name, line.colour, line.x.tolist(), line.y.tolist()) == ("a", 2, [0, 10], [2.0, 5.5])
-    assert line.band is not None
-    assert [edge.tolist() for edge in line.band] == [[1.0, 5.0], [3.0, 6.0]]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import mujoco
@@ -42,24 +41,6 @@ def test_pages_of_render_come_first_and_then_the_newest_recordings(record: RunRe
     text = episodes([record])
     assert '<a href="episodes/10000.html">step 10,000</a>, <a href="episodes/900.html">step 900</a>' in text
     assert "older" not in text
-
-
-def test_only_the_newest_recordings_are_linked(record: RunRecord) -> None:
-    write(record, *(f"{step}.html" for step in range(1, 26)))
-    text = episodes([record])
-    assert 'href="episodes/6.html"' in text and 'href="episodes/5.html"' not in text
-    assert "and 5 older ones" in text
-
-
-def test_names_of_pages_are_escaped(record: RunRecord) -> None:
-    write(record, "a <b>.html")
-    assert '<a href="episodes/a%20%3Cb%3E.html">a &lt;b&gt;</a>' in episodes([record])
-
-
-def test_runs_without_a_common_run_folder_have_no_links(record: RunRecord, tmp_path: Path) -> None:
-    write(record, "1.html")
-    other = dataclasses.replace(record, folder=tmp_path / "other")
-    assert episodes([record, other]) == ""
 
 
 def test_browser_shows_the_newest_episode_inside_the_report(record: RunRecord) -> None:

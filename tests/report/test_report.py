@@ -17,7 +17,6 @@ from browser import DESKTOP, PHONE, opened
 from commands import exit_code
 from toys import GUARDS_OFF, tiny_config
 
-from rlstable.config import ConfigError
 from rlstable.report import panels
 from rlstable.report.__main__ import main
 from rlstable.report.page import page
@@ -76,11 +75,6 @@ def test_run_writes_its_report(finished: Path) -> None:
     assert shown[0] == "Return" and sorted(shown) == sorted(panel.title for panel in PANELS)
     for key in ("ppo.learning_rate", "guards.quarantine.enabled", "jax", "processors"):
         assert f"<code>{key}</code>" in text
-
-
-def test_logging_report_false_writes_no_report(tmp_path: Path) -> None:
-    trained(tmp_path, logging={"console": "off", "report": False}, total_steps=64, eval={"num_evals": 0})
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_failing_report_does_not_fail_the_run(
@@ -162,13 +156,6 @@ def test_malformed_log_lines_are_counted_as_unreadable(copied: Path) -> None:
     assert not re.search(r'="[^"]*\b(nan|inf)\b', "".join(re.findall(r"<svg.*?</svg>", text, re.S)))
 
 
-def test_report_of_a_moved_run_names_the_new_folder_of_an_incident(troubled: Path, tmp_path: Path) -> None:
-    shutil.copytree(troubled, tmp_path / "moved")
-    assert f"rlstable.replay {tmp_path / 'moved' / 'incidents'}/" in page([read_record(tmp_path / "moved")])
-    shutil.rmtree(tmp_path / "moved" / "incidents")
-    assert f"rlstable.replay {troubled / 'incidents'}/" in page([read_record(tmp_path / "moved")])
-
-
 def test_interval_in_the_report_leaves_out_aborted_episodes() -> None:
     rows = [
         {"step": step, "eval/episode_reward": 5.0, "eval/episode_reward_std": deviation, "eval/aborted_share": share}
@@ -178,12 +165,6 @@ def test_interval_in_the_report_leaves_out_aborted_episodes() -> None:
     [line] = panels._lines(PANELS[0], story, 0, 1)
     half = [1.96 * 2.0 / math.sqrt(9), 1.96 * 2.0 / math.sqrt(4), 0.0]
     np.testing.assert_allclose(line.band[1] - line.y, half, rtol=1e-3)
-
-
-def test_report_of_a_run_that_logged_nothing(copied: Path) -> None:
-    for name in ("metrics.jsonl", "events.jsonl", "machine.json"):
-        (copied / name).unlink()
-    assert "The run logged no metrics." in page([read_record(copied)])
 
 
 def test_report_compares_several_runs(finished: Path, troubled: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,12 +215,6 @@ def test_report_command_reports_a_mistake_in_one_line_with_exit_code_2(
     assert run(*(word.format(**places) for word in words)) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and message.format(**places) in printed.err
-
-
-def test_invalid_configuration_of_a_run_is_an_error_of_the_report(copied: Path) -> None:
-    (copied / "config.yaml").write_text("- 1\n")
-    with pytest.raises(ConfigError, match="holds no configuration"):
-        read_record(copied)
 
 
 @pytest.mark.parametrize(("size", "dark"), [(DESKTOP, False), (PHONE, True)], ids=["desktop", "phone"])
@@ -301,29 +276,6 @@ def test_seeds_are_thin_lines_around_their_mean(finished: Path) -> None:
     assert "mean of seeds" in shown and "thin: one seed each" in shown
     large = shown[shown.index('card large"') : shown.index("<h2>")]
     assert large.count("line c0 thin") == large.count("line c1 thin") == 1
-
-
-def test_seeds_without_evaluations_show_their_training_returns(finished: Path) -> None:
-    one = read_record(finished)
-    rows = [{key: value for key, value in row.items() if not key.startswith("eval/")} for row in one.rows]
-    one = dataclasses.replace(one, rows=rows)
-    other = dataclasses.replace(one, folder=one.folder.with_name("seed-1"), settings=one.settings | {"seed": 1})
-    shown = page([one, other])
-    large = shown[shown.index('card large"') : shown.index("<h2>")]
-    assert "mean of seeds" in large and "no finite value" not in large
-
-
-def test_browser_keeps_the_controls_at_a_reload(finished: Path) -> None:
-    with opened(finished / "report.html") as found:
-        found.page.locator("#smoothing").fill("0.9")
-        found.page.get_by_text("more curves").click()
-        line = found.page.locator("figure.large polyline.line").first
-        drawn = line.get_attribute("points")
-        found.page.reload()
-        assert found.page.locator("#smoothing").input_value() == "0.9"
-        assert line.get_attribute("points") == drawn
-        assert found.page.get_by_text("Clip fraction").is_visible()
-        assert (found.complaints, found.overflow) == ([], 0)
 
 
 def test_report_panels_show_metrics_that_runs_log(finished: Path) -> None:

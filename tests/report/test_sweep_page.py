@@ -87,24 +87,6 @@ def test_page_of_a_sweep_that_has_not_ended_names_no_best_setting(sweep: Path) -
     assert rows_of(page, "Runs")[12] == ["11", "1e-3", "0.1", "2", "not ended", "500", "3.0", "3.0"]
 
 
-def test_stop_reasons_have_the_colours_of_the_page_of_a_run(sweep: Path) -> None:
-    keep_running(sweep)
-    page = page_of(sweep)
-    for name, style in (("completed", "good"), ("policy_diverged", "bad"), ("not ended", "warn")):
-        assert re.search(rf'<span class="{style}" title="[^"]+">{name}</span> 1', page)
-
-
-def test_curves_have_one_colour_and_one_legend_entry_per_setting(sweep: Path) -> None:
-    page = page_of(sweep)
-    legend = page[page.index('<span class="legend') : page.index("</figcaption>")]
-    assert re.findall(r"key b(\d)", legend) == ["0", "1", "2", "3"]
-    assert "ppo.learning_rate=1e-3" in legend and "env=ant" not in legend and "seed=" not in legend
-    names = re.findall(r'data-name="([^"]*)"', page)
-    first = "ppo.learning_rate=1e-3 ppo.entropy_cost=0"
-    assert names[:2] == [first, "ppo.learning_rate=1e-3 ppo.entropy_cost=0.1"]
-    assert "band from the least to the greatest seed" in page
-
-
 def test_only_the_best_eight_of_many_settings_have_curves(tmp_path: Path) -> None:
     for number in range(11):
         add_job(tmp_path / str(number), [f"a={number}"], float(number))
@@ -127,16 +109,6 @@ def test_runs_link_to_their_page_or_their_folder(sweep: Path, tmp_path_factory: 
     main([f"sweep={sweep}", f"out={elsewhere}"])
     (link,) = re.findall(r'href="([^"]*/0/report.html)"', elsewhere.read_text())
     assert (elsewhere.parent / link).resolve() == (sweep / "0" / "report.html").resolve()
-
-
-def test_seed_links_to_the_page_of_all_seeds_if_it_has_none(tmp_path: Path) -> None:
-    for seed in range(2):
-        add_run(tmp_path / "0" / f"seed-{seed}", {1: 2.0})
-    add_result(tmp_path / "0", ["a=1", "seeds=2"], 1.0)
-    (tmp_path / "0" / "report.html").write_text("")
-    (tmp_path / "0" / "seed-1" / "report.html").write_text("")
-    links = re.findall(r'href="([^"]*)">([^<]*)<', page_of(tmp_path))
-    assert links == [("0/report.html", "0/seed-0"), ("0/seed-1/report.html", "0/seed-1")]
 
 
 def test_odd_names_and_values_are_escaped(tmp_path: Path) -> None:
@@ -167,14 +139,6 @@ def test_page_of_a_sweep_without_a_return_says_so(result: dict | None, tmp_path:
     assert "No setting is the best: " in page and "nan" not in page
     assert "<figcaption>Return" not in page
     assert len(rows_of(page, "Settings")) == len(rows_of(page, "Runs")) == 2
-
-
-def test_best_setting_says_how_many_of_its_runs_do_not_count(tmp_path: Path) -> None:
-    for seed, best in enumerate((5.0, 6.0, None)):
-        add_result(tmp_path / str(seed), ["a=1", f"seed={seed}"], best, "completed" if best else "error")
-    page = page_of(tmp_path)
-    assert "Runs without a return do not count: 1 of 3." in page
-    assert "the only setting" in page and "interquartile mean over 2 seeds." in page
 
 
 @pytest.mark.parametrize(("size", "dark"), [(DESKTOP, True), (PHONE, False)])

@@ -49,22 +49,6 @@ def test_sweep_summary_ends_with_the_commands_that_train_the_best_setting_and_co
     assert compare.startswith("compare them  ") and compare.endswith(f"rlstable.report sweep={tmp_path}")
 
 
-@pytest.mark.parametrize("values", [["1", "1"], ["1", "2"]])
-def test_sweep_summary_names_no_best_setting_if_there_is_nothing_to_compare(
-    values: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number, value in enumerate(values):
-        add_result(tmp_path / str(number), [f"a={value}"], 1.0 if values[0] == values[1] else None)
-    printed = summary_of(tmp_path, capsys)
-    assert "best setting" not in printed and "compare them" in printed
-
-
-def test_sweep_summary_of_an_empty_folder_has_an_empty_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "compare them" in summary_of(tmp_path / "nothing", capsys)
-
-
 def test_sweep_summary_names_no_best_setting_if_a_run_was_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
