@@ -49,15 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def write(options: ExportOptions) -> list[dict[str, Any]]:
-    """Writes the policy in the requested formats.
-
-    Returns:
-        Per file its path (`file`), size (`bytes`) and largest `difference` from the policy.
-
-    Raises:
-        ConfigError: As for `open_run` and `write_onnx`.
-        OSError: The folder cannot be written.
-    """
+    """Writes the policy; returns per file its path (`file`), size (`bytes`) and `difference` from the policy."""
     from rlstable.export.formats import write_onnx, write_stablehlo
     from rlstable.export.function import policy_function
     from rlstable.io.files import subfolder

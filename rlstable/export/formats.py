@@ -33,11 +33,10 @@ class Written(NamedTuple):
 
 
 def write_onnx(function: PolicyFunction, path: Path) -> Written:
-    """Writes ONNX with a free batch dimension and with metadata in the file; after an error there is no file.
+    """Writes ONNX with a free batch dimension and with metadata in the file.
 
-    Raises:
-        ConfigError: A package is not installed, the policy uses an operation that has no translation to ONNX, or the
-            file does not agree with the policy.
+    Raises `ConfigError`, and writes no file, without a package, without a translation of an operation to ONNX, or if
+    the file does not agree with the policy.
     """
     for package in ("onnx", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
@@ -63,8 +62,7 @@ def write_onnx(function: PolicyFunction, path: Path) -> Written:
 def write_stablehlo(function: PolicyFunction, path: Path) -> Written:
     """Writes StableHLO by `jax.export`, for CPU, CUDA and TPU, and the metadata into a `.json` file beside it.
 
-    Raises:
-        ConfigError: The file does not agree with the policy, and is not written.
+    Raises `ConfigError`, and writes no file, if it does not agree with the policy.
     """
     batch = jax.export.symbolic_shape(f"b, {function.observation_size}")
     shape = jax.ShapeDtypeStruct(batch, np.float32)

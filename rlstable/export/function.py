@@ -61,14 +61,8 @@ def policy_function(run: SavedRun) -> PolicyFunction:
         "env": run.config.env.name,
         "iteration": run.iteration,
         "step": run.step,
-        "observation": {
-            "input": OBSERVATION,
-            "size": int(mean.size),
-            "key": key if named else None,
-            "normalised": "inside",
-            "mean": mean.tolist(),
-            "std": std.tolist(),
-        },
+        "observation": {"input": OBSERVATION, "size": int(mean.size), "key": key if named else None}
+        | {"normalised": "inside", "mean": mean.tolist(), "std": std.tolist()},
         "action": {"output": ACTION, "size": networks.action_size, "range": [-1.0, 1.0] if squashed else None},
         "action_repeat": run.config.env.action_repeat,
         "precision": {"computes_in": "float32", "trained_in": jnp.dtype(policy.networks.dtype).name},

@@ -48,10 +48,7 @@ class _Value:
 def to_onnx(function: Callable[[Any], Any], size: int, names: tuple[str, str]) -> Any:
     """An `onnx.ModelProto` of a function of float32 vectors of `size` elements, with a free batch dimension in front.
 
-    `names` are those of the input and the output.
-
-    Raises:
-        UnsupportedOperation: The function uses an operation that has no translation to ONNX.
+    `names` are those of the input and the output. Raises `UnsupportedOperation`.
     """
     import onnx
 

@@ -11,15 +11,6 @@ from rlstable.faults.injection import SITES, Fault, as_data
 from rlstable.faults.training import after_rollback, arm, armed_state
 
 __all__ = [
-    "PROBES",
-    "SITES",
-    "FailingCheckpoints",
-    "FailingSink",
-    "Fault",
-    "after_rollback",
-    "arm",
-    "armed_state",
-    "as_data",
-    "faulty_env",
-    "strikes",
-]
+    "PROBES", "SITES", "FailingCheckpoints", "FailingSink", "Fault", "after_rollback", "arm", "armed_state", "as_data",
+    "faulty_env", "strikes",
+]  # fmt: skip

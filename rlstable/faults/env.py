@@ -82,11 +82,7 @@ def inject_into(env: Any, injection: Injection) -> VectorEnv:
 
 
 def faulty_env(env: VectorEnv, config: FaultConfig) -> VectorEnv:
-    """Environments with the faults of a configuration, active from the first reset.
-
-    Raises:
-        ConfigError: The fault is at the solver's warm start, and the physics has none.
-    """
+    """Environments with a fault, active from the first reset; a `ConfigError` if the physics lacks its site."""
     sample = jax.eval_shape(env.env.reset, jax.random.PRNGKey(0))
     if config.site == "warm_start" and getattr(physics(sample), "qacc_warmstart", None) is None:
         raise ConfigError("fault.site: warm_start needs an environment of MuJoCo's, e.g. env.backend=mjx")

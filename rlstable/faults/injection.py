@@ -14,32 +14,19 @@ FOREVER = 2**32 - 1
 
 
 class Fault(NamedTuple):
-    """A fault as data, scalars.
+    """A fault as data, scalars."""
 
-    Attributes:
-        site: Index in SITES, int32.
-        value: Bad number, factor, or distance in standard deviations, float32.
-        probability: Probability per environment step, sample or minibatch, float32.
-        start: First iteration with the fault, counted from 0, uint32.
-        end: First iteration after the fault, uint32.
-    """
-
-    site: jax.Array
-    value: jax.Array
-    probability: jax.Array
-    start: jax.Array
-    end: jax.Array
+    site: jax.Array  # index in SITES, int32
+    value: jax.Array  # bad number, factor, or distance in standard deviations, float32
+    probability: jax.Array  # per environment step, sample or minibatch, float32
+    start: jax.Array  # first iteration with the fault, counted from 0, uint32
+    end: jax.Array  # first iteration after the fault, uint32
 
 
 def as_data(config: FaultConfig) -> Fault:
     end = FOREVER if config.iterations is None else config.start + config.iterations
-    return Fault(
-        jnp.int32(SITES.index(str(config.site))),
-        jnp.float32(config.number),
-        jnp.float32(config.chance),
-        jnp.uint32(config.start),
-        jnp.uint32(end),
-    )
+    site, numbers = jnp.int32(SITES.index(str(config.site))), (jnp.float32(config.number), jnp.float32(config.chance))
+    return Fault(site, *numbers, jnp.uint32(config.start), jnp.uint32(end))
 
 
 class Injection(NamedTuple):

@@ -69,13 +69,9 @@ def _key_of(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class FaultyPPO(PPO):
-    """PPO with the fault in its training state.
+    """PPO with the fault in its training state."""
 
-    Attributes:
-        injection: The fault inside an iteration; None outside.
-    """
-
-    injection: Injection | None = None
+    injection: Injection | None = None  # the fault inside an iteration; None outside
 
     def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
         fault, iterations = state.fault, state.counters.iterations
@@ -115,10 +111,10 @@ class FaultyPPO(PPO):
     def gradient(self, *args: Any) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient of a minibatch and its metrics, with bad numbers if the fault hits."""
         gradients, metrics = super().gradient(*args)
-        if self.injection is None:
+        injection = self.injection
+        if injection is None:
             return gradients, metrics
-        injection, value = self.injection, self.injection.fault.value
-        key = _key_of(metrics["training/total_loss"])
+        value, key = injection.fault.value, _key_of(metrics["training/total_loss"])
         for name in ("training/kl_mean", "training/policy_distance"):
             if name in metrics:
                 metrics[name] = injection.put("kl", key, metrics[name])
@@ -159,8 +155,9 @@ def _shift_statistics(statistics: Statistics, value: jax.Array) -> Statistics:
     """Statistics after a burst of rare observations: mean moved by `value` standard deviations, which grow as much."""
     mean = jax.tree.map(lambda x, std: x + value * std, statistics.mean, statistics.std)
     variance = jax.tree.map(lambda x: x * jnp.square(value), statistics.variance)
-    std = jax.tree.map(lambda x: x * value, statistics.std)
-    return dataclasses.replace(statistics, mean=mean, variance=variance, std=std)
+    return dataclasses.replace(
+        statistics, mean=mean, variance=variance, std=jax.tree.map(lambda x: x * value, statistics.std)
+    )
 
 
 def _with_scale(state: TrainState, scale: jax.Array) -> TrainState:

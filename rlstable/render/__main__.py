@@ -58,15 +58,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def draw(options: RenderOptions) -> list[dict[str, Any]]:
-    """Plays and draws episodes.
+    """Plays and draws episodes, and returns one entry per written file.
 
-    Returns:
-        One entry per written file. A film has `file`, `episode`, `return`, `steps` and `aborted`; the page has `file`
-        and `episodes`, a list of the same facts.
-
-    Raises:
-        ConfigError: As for `record` and `write_film`.
-        OSError: The folder cannot be written.
+    A film has `file`, `episode`, `return`, `steps` and `aborted`; the page has `file` and a list of the same facts.
     """
     from rlstable.io.files import subfolder, write_atomically
     from rlstable.policy.saved_run import open_run
@@ -95,8 +89,9 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
     if films:
         from rlstable.render.film import write_film
 
-        chosen = list(zip(recorded.recordings, about, strict=True))[: 1 if options.films == "best" else None]
-        for recording, facts in chosen:
+        for recording, facts in list(zip(recorded.recordings, about, strict=True))[
+            : 1 if options.films == "best" else 3
+        ]:
             recording = recording.start(options.seconds, recorded.seconds)
             command.note(f"drawing {recording.name}, {len(recording.rewards):,} steps")
             path = folder / f"{recording.name}.mp4"

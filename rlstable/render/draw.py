@@ -68,10 +68,7 @@ def _encode(step: Callable[..., Any], *args: Any) -> None:
 def frames(
     model: Any, episode: dict[str, Any], width: int, height: int, rate: int = _FRAMES_PER_SECOND
 ) -> Iterator[np.ndarray]:
-    """The frames of an episode in real time, `[height, width, 3]` each; the last frame repeats for a second.
-
-    `episode` has the arrays and values that `film.write_film` saves, and `rate` is in frames per second.
-    """
+    """The frames of an episode in real time, `[height, width, 3]` each; the last frame repeats for a second."""
     rewards, seconds = episode["rewards"], float(episode["seconds"])
     bodies = poses(model, episode["positions"])
     framing = frame_episode(model, bodies, seconds)
@@ -164,8 +161,7 @@ class Overlay:
         line = self._font_size * 1.35
         reward = f"{self._rewards[step - 1]:,.2f}" if step else "-"
         texts = [self._title, f"time {step * self._seconds:.2f} s   reward {reward}   return {self._sums[step]:,.1f}"]
-        last = step == len(self._rewards)
-        if self._aborted and last:
+        if self._aborted and step == len(self._rewards):
             texts.append("a guard tripped: the simulation went bad here")
         text_width = max(pen.textlength(text, self._font) for text in texts)
         pen.rounded_rectangle((8, 8, 24 + text_width, 16 + line * len(texts)), 6, fill=_PANEL)

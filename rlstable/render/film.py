@@ -27,36 +27,23 @@ _OPENGL_BACKENDS = ("egl", "osmesa")  # a driver without a display, then softwar
 def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, width: int, height: int) -> None:
     """Draws an episode and writes it as a film in real time: mp4, or a GIF with fewer frames if the file is a `.gif`.
 
-    Args:
-        recorded: Model and title of the episodes.
-        recording: The episode to draw.
-        path: File to write. After an error it is not written at all.
-        width: Even width in pixels.
-        height: Even height in pixels.
-
-    Raises:
-        ConfigError: OpenGL or ffmpeg is missing or does not work.
+    `width` and `height` are even numbers of pixels. Raises `ConfigError`, and writes no file, if OpenGL or ffmpeg is
+    missing or does not work.
     """
     require_packages("PIL") if path.suffix == ".gif" else require_ffmpeg()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mujoco.mj_saveModel(recorded.model, str(folder / "model.mjb"))
-        np.savez(
-            folder / "episode.npz",
-            positions=recording.positions,
-            rewards=recording.rewards,
-            seconds=recorded.seconds,
-            aborted=recording.aborted,
-            title=f"{recorded.title}, {recording.name}",
-            size=(width, height),
-            film=f"film{path.suffix}",
-        )
+        episode = {"positions": recording.positions, "rewards": recording.rewards, "aborted": recording.aborted}
+        title = f"{recorded.title}, {recording.name}"
+        film = {"seconds": recorded.seconds, "title": title, "size": (width, height), "film": f"film{path.suffix}"}
+        np.savez(folder / "episode.npz", **episode, **film)
         _draw(folder, _LEAST_SECONDS + _SECONDS_PER_SECOND * recorded.seconds * len(recording.rewards))
         write_atomically(path, (folder / f"film{path.suffix}").read_bytes())
 
 
 def require_ffmpeg() -> None:
-    """Raises `ConfigError` if films cannot be encoded, because ffmpeg or a Python package is not installed."""
+    """Raises `ConfigError` if films cannot be encoded."""
     require_packages("imageio_ffmpeg", "PIL")
     import imageio_ffmpeg
 

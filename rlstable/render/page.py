@@ -14,13 +14,13 @@ import numpy as np
 from rlstable.io.page_data import embedded
 from rlstable.render.framing import Framing, frame_episode
 from rlstable.render.recording import RecordedEpisodes, Recording
-from rlstable.render.scene import Mesh, Part, followed_body, make_scene, poses
+from rlstable.render.scene import Part, followed_body, make_scene, poses
 
 _DIGITS = 5  # of a reward; the page only displays rewards
 
 
 def page(recorded: RecordedEpisodes) -> str:
-    scene, model = make_scene(recorded.model), recorded.model
+    model, (meshes, parts) = recorded.model, make_scene(recorded.model)
     moved = [poses(model, recording.positions) for recording in recorded.recordings]
     framings = [frame_episode(model, bodies, recorded.seconds) for bodies in moved]
     widest = max(framings, key=lambda framing: framing.size)
@@ -28,8 +28,8 @@ def page(recorded: RecordedEpisodes) -> str:
         "title": recorded.title,
         "seconds": recorded.seconds,
         "bodies": int(model.nbody),
-        "meshes": [_mesh(mesh) for mesh in scene.meshes],
-        "parts": [_part(part) for part in scene.parts],
+        "meshes": [{name: _text(values) for name, values in mesh._asdict().items()} for mesh in meshes],
+        "parts": [_part(part) for part in parts],
         "follows": followed_body(model) is not None,
         "azimuth": widest.azimuth,
         "elevation": widest.elevation,
@@ -53,10 +53,6 @@ def _episode(recording: Recording, bodies: np.ndarray, framing: Framing) -> dict
         "poses": _text(bodies),
         "targets": _text(framing.targets.astype(np.float32)),
     }
-
-
-def _mesh(mesh: Mesh) -> dict[str, str]:
-    return {name: _text(values) for name, values in mesh._asdict().items()}
 
 
 def _part(part: Part) -> dict[str, Any]:

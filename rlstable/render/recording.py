@@ -58,11 +58,7 @@ class RecordedEpisodes:
 
 
 class EpisodeRecorder:
-    """Plays and records episodes of policies; JAX compiles the program once.
-
-    Raises:
-        ConfigError: The environment has no MuJoCo model to draw.
-    """
+    """Plays and records episodes of policies; a `ConfigError` if the environment has no MuJoCo model to draw."""
 
     def __init__(
         self,
@@ -102,8 +98,7 @@ class EpisodeRecorder:
     def record(self, params: Params, statistics: Statistics, key: jax.Array, step: int) -> RecordedEpisodes:
         """Plays episodes and records the best, the median and the worst of them.
 
-        Raises:
-            ConfigError: The environment's positions are not those of its MuJoCo model.
+        Raises `ConfigError` if the environment's positions are not those of its MuJoCo model.
         """
         self.prepare(params, statistics, key)
         with self._precision.compiled(), interruptible():
@@ -114,15 +109,9 @@ class EpisodeRecorder:
             )
         recordings = []
         for name, index in best_median_worst(result).items():
-            steps = int(result.length[index]) // self._action_repeat
-            recordings.append(
-                Recording(
-                    name,
-                    np.asarray(positions[: 1 + steps, index], np.float64),
-                    np.asarray(rewards[1 : 1 + steps, index], np.float64),
-                    bool(result.aborted[index]),
-                )
-            )
+            end = 1 + int(result.length[index]) // self._action_repeat
+            moved, paid = (np.asarray(x, np.float64) for x in (positions[:end, index], rewards[1:end, index]))
+            recordings.append(Recording(name, moved, paid, bool(result.aborted[index])))
         return RecordedEpisodes(f"{self._title}, step {step:,}", self._model, self._seconds, tuple(recordings))
 
 
@@ -131,11 +120,7 @@ def record(
 ) -> RecordedEpisodes:
     """Plays episodes and records the best, the median and the worst of them; aborted episodes rank last.
 
-    Arguments as for `policy.playback.evaluate_run`.
-
-    Raises:
-        ConfigError: As for `load_policy_environment`, the environment has no MuJoCo model to draw, or the device has
-            not enough memory.
+    Arguments as for `policy.playback.evaluate_run`. A `ConfigError` also if the environment has no MuJoCo model.
     """
     config, loaded = load_policy_environment(run, episodes, deterministic, backend)
     recorder = EpisodeRecorder(config, run.policy.networks, loaded.env, loaded.backend, episodes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -43,16 +42,8 @@ class Floor(NamedTuple):
     cell: float  # side of a cell of its grid, metres
 
 
-@dataclasses.dataclass(frozen=True)
-class Scene:
-    """Geometry of a scene, without the floors that `floor_of` replaces."""
-
-    meshes: tuple[Mesh, ...]
-    parts: tuple[Part, ...]
-
-
-def make_scene(model: Any) -> Scene:
-    """The scene of a `mujoco.MjModel`, without sites, tendons and textures."""
+def make_scene(model: Any) -> tuple[list[Mesh], list[Part]]:
+    """Meshes and parts of a `mujoco.MjModel`, without floors (see `floor_of`), sites, tendons and textures."""
     meshes: dict[Any, Mesh] = {}
     parts = []
     for geom, colour in visible_geoms(model):
@@ -66,7 +57,7 @@ def make_scene(model: Any) -> Scene:
             mujoco.mju_rotVecQuat(shift, np.array([0.0, 0.0, along]), turn)
             body, position = int(model.geom_bodyid[geom]), model.geom_pos[geom] + shift
             parts.append(Part([*meshes].index(key), body, position, turn, np.array(scale), colour, key == "plane"))
-    return Scene(tuple(meshes.values()), tuple(parts))
+    return list(meshes.values()), parts
 
 
 def poses(model: Any, positions: np.ndarray) -> np.ndarray:
@@ -95,7 +86,7 @@ def kind_of(model: Any, geom: int) -> Any:
 def is_floor(model: Any, geom: int) -> bool:
     """Whether a geom is a level plane of the world, which `floor_of` replaces."""
     level = abs(model.geom_quat[geom][0]) > 0.999
-    return bool(model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE and model.geom_bodyid[geom] == 0 and level)
+    return bool(kind_of(model, geom) == mujoco.mjtGeom.mjGEOM_PLANE and model.geom_bodyid[geom] == 0 and level)
 
 
 def floor_of(model: Any, low: float, size: float) -> Floor:
@@ -201,9 +192,7 @@ def _model_mesh(model: Any, number: int) -> Mesh:
     """A mesh asset with one normal per face, because MuJoCo indexes normals separately from vertices."""
     first, count = model.mesh_vertadr[number], model.mesh_vertnum[number]
     face, faces = model.mesh_faceadr[number], model.mesh_facenum[number]
-    vertices = np.array(model.mesh_vert[first : first + count])
-    corners = vertices[np.array(model.mesh_face[face : face + faces])]
-    return _flat(corners)
+    return _flat(model.mesh_vert[first : first + count][model.mesh_face[face : face + faces]])
 
 
 def _height_field(model: Any, number: int) -> Mesh:

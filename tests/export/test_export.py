@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from commands import exit_code
-from toys import tiny_config
+from short_runs import trained
 
 from rlstable.config import ConfigError
 from rlstable.export import formats
@@ -21,27 +21,21 @@ from rlstable.export.__main__ import main
 from rlstable.export.function import policy_function
 from rlstable.policy import load_policy
 from rlstable.policy.saved_run import open_run
-from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 GAUSSIAN = {"distribution_type": "normal", "noise_std_type": "log", "mean_clip_scale": 2.0}
-
-
-def trained(folder: Path, **sections: Any) -> Path:
-    defaults: dict[str, Any] = {
-        "guards": {},
-        "devices": 1,
-        "total_steps": 128,
-        "eval": {"num_evals": 0},
-        "logging": {"console": "off"},
-    }
-    TrainingLoop(tiny_config(**defaults | sections), folder).run()
-    return folder
+NAMED = {"env": {"name": "toys:NamedPointMass"}, "network": {"value_obs_key": "privileged_state"}}
+NETWORKS = [
+    pytest.param({"network": GAUSSIAN | {"activation": "elu"}}, id="normal elu", marks=pytest.mark.slow),
+    pytest.param(NAMED | {"ppo": {"normalize_observations": False}}, id="named, not normalised"),
+    pytest.param({"network": GAUSSIAN | {"policy_layer_norm": True, "state_dependent_std": True}}, id="layer norm"),
+    pytest.param({"precision": {"network": "bfloat16"}}, id="bfloat16"),
+]
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("run"))
+    return trained(tmp_path_factory.mktemp("run")).run_dir
 
 
 run = functools.partial(exit_code, main)
@@ -65,33 +59,9 @@ def test_exported_files_act_like_the_policy(run_dir: Path, tmp_path: Path, capsy
         assert one["difference"] <= 1e-5 and one["bytes"] == Path(one["file"]).stat().st_size
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        pytest.param({"network": GAUSSIAN | {"activation": "elu"}}, marks=pytest.mark.slow),
-        {"network": {"activation": "gelu"}},
-        pytest.param({"network": {"activation": "leaky_relu"}}, marks=pytest.mark.slow),
-        {"env": {"name": "toys:NamedPointMass"}, "network": {"value_obs_key": "privileged_state"}},
-        pytest.param(
-            {"network": {"policy_layer_norm": True, "policy_hidden_layer_sizes": (8, 6)}}, marks=pytest.mark.slow
-        ),
-        {"network": GAUSSIAN | {"policy_layer_norm": True, "state_dependent_std": True}},
-        pytest.param({"ppo": {"normalize_observations": False}}, marks=pytest.mark.slow),
-        {"precision": {"network": "bfloat16"}},
-    ],
-    ids=[
-        "normal elu",
-        "gelu",
-        "leaky relu",
-        "named observations",
-        "layer normalisation",
-        "normal layer normalisation",
-        "not normalised",
-        "bfloat16",
-    ],
-)
+@pytest.mark.parametrize("sections", NETWORKS)
 def test_every_kind_of_network_is_exported(sections: dict[str, Any], tmp_path: Path) -> None:
-    function = policy_function(open_run(trained(tmp_path / "run", **sections)))
+    function = policy_function(open_run(trained(tmp_path / "run", **sections).run_dir))
     onnx, stablehlo = tmp_path / "policy.onnx", tmp_path / "policy.stablehlo"
     assert formats.write_onnx(function, onnx).difference <= 1e-5
     assert formats.write_stablehlo(function, stablehlo).difference <= 1e-5
@@ -142,7 +112,7 @@ def test_policies_with_large_actions_or_steep_outputs_are_exported(
 ) -> None:
     """Rounding changes them by more than 1e-5, in the policy as in the file."""
     noise = {"noise_std_type": "log"} if distribution == "normal" else {}
-    saved = open_run(trained(tmp_path / "run", network={"distribution_type": distribution, **noise}))
+    saved = open_run(trained(tmp_path / "run", network={"distribution_type": distribution, **noise}).run_dir)
     layers = saved.policy.params["policy"]["params"]
     last = max(layers)
     steep = {**layers, last: jax.tree.map(lambda x: size * x, layers[last])}

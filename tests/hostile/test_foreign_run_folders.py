@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from commands import exit_code
-from toys import tiny_config
+from short_runs import trained
 
 from rlstable import load_policy, train
 from rlstable.evaluate import main as evaluate
@@ -21,7 +21,6 @@ from rlstable.io.archive import pack, unpack
 from rlstable.render.__main__ import main as render
 from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
-from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 COPY = "rlstable_test_stranger"
@@ -36,16 +35,8 @@ Path("imported").touch()
 def made_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with an incident."""
     folder = tmp_path_factory.mktemp("run")
-    config = tiny_config(
-        guards={},
-        devices=1,
-        total_steps=128,
-        env={"kwargs": {"fault": "physics", "probability": 0.1}},
-        eval={"num_evals": 0},
-        logging={"console": "off"},
-        supervise={"recovery": {"enabled": False}, "incident": {"keep": 1}},
-    )
-    TrainingLoop(config, folder).run()
+    incidents = {"recovery": {"enabled": False}, "incident": {"keep": 1}}
+    trained(folder, env={"kwargs": {"fault": "physics", "probability": 0.1}}, supervise=incidents)
     return folder
 
 

@@ -45,39 +45,26 @@ def config(iterations: int, **sections: Any) -> Config:
     )
 
 
-def resume(folder: Path) -> int:
-    try:
-        TrainingLoop(config(3, resume="auto"), folder).run()
-    except ConfigError as error:
-        print(f"rlstable: {error}", file=sys.stderr)
-        return 2
-    return 0
+def like_a_command(call: Callable[[Path], Any]) -> Callable[[Path], int]:
+    """A function of Python with the exit code and the error line of a command."""
 
+    def code(folder: Path) -> int:
+        try:
+            call(folder)
+        except ConfigError as error:
+            print(f"rlstable: {error}", file=sys.stderr)
+            return 2
+        return 0
 
-def load(folder: Path) -> int:
-    try:
-        load_policy(folder)
-    except ConfigError as error:
-        print(f"rlstable: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def read_facts(folder: Path) -> int:
-    try:
-        read_incident(next((folder / "incidents").iterdir()))
-    except ConfigError as error:
-        print(f"rlstable: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return code
 
 
 COMMANDS: dict[str, Callable[[Path], int]] = {
     "report": lambda folder: exit_code(report, f"run={folder}"),
     "export": lambda folder: exit_code(export, f"run={folder}", "format=stablehlo"),
-    "load_policy": load,
-    "resume": resume,
-    "incident": read_facts,
+    "load_policy": like_a_command(load_policy),
+    "resume": like_a_command(lambda folder: TrainingLoop(config(3, resume="auto"), folder).run()),
+    "incident": like_a_command(lambda folder: read_incident(next((folder / "incidents").iterdir()))),
 }
 
 

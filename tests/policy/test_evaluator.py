@@ -43,16 +43,9 @@ class Refusing(Evaluator):
         self, count: int, room: int, error: str = "RESOURCE_EXHAUSTED: Out of memory", limit: int | None = None
     ):
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self.waited = 0
-        super().__init__(
-            play,
-            count,
-            SINGLE,
-            self._compiling_is_told,
-            lambda kind, **fields: self.told.append((kind, fields)),
-            limit=limit,
-        )
-        self._room, self._error = room, error
+        self._room, self._error, self.waited = room, error, 0
+        report = lambda kind, **fields: self.told.append((kind, fields))  # noqa: E731
+        super().__init__(play, count, SINGLE, self._compiling_is_told, report, limit=limit)
 
     @contextlib.contextmanager
     def _compiling_is_told(self, name: str) -> Iterator[None]:
@@ -94,12 +87,9 @@ def test_program_beyond_the_memory_limit_is_divided_before_it_runs(
     assert own.told == [("evaluation_divided", {"passes": passes})] * (passes > 1)
 
 
-def test_evaluation_without_memory_for_one_episode_is_an_error() -> None:
+def test_evaluation_without_memory_for_one_episode_is_an_error_and_other_errors_are_raised() -> None:
     with pytest.raises(OutOfMemory, match=r"one evaluation episode; .*eval\.num_evals=0"):
         Refusing(4, 0).evaluate(POLICY)
-
-
-def test_other_errors_of_an_evaluation_are_raised() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         Refusing(4, 0, "INTERNAL: something else").evaluate(POLICY)
 

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from quick_compile import ordinarily
-from toys import equations, tiny_config
+from short_runs import trained
+from toys import equations
 
 import rlstable
 from rlstable.config import ConfigError
@@ -38,38 +39,18 @@ SAFE = (0.5, -0.25)
 HEALTHY = np.linspace(-2.0, 2.0, 12, dtype=np.float32).reshape(3, 4)
 
 
-def trained(folder: Path, **sections: Any) -> TrainingLoop:
-    runner = TrainingLoop(
-        tiny_config(
-            guards={"limiters": {"observation": 5.0, "policy_std_max": 2.0}},
-            devices=1,
-            total_steps=128,
-            eval={"num_evals": 1, "num_envs": 2},
-            logging={"console": "off"},
-            **sections,
-        ),
-        folder,
-    )
-    runner.run()
-    return runner
+LIMITED = {"guards": {"limiters": {"observation": 5.0, "policy_std_max": 2.0}}, "eval": {"num_evals": 1, "num_envs": 2}}
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
-    return trained(tmp_path_factory.mktemp("run"))
+    return trained(tmp_path_factory.mktemp("run"), **LIMITED)
 
 
 def test_loaded_policy_is_the_trained_policy(runner: TrainingLoop) -> None:
     observations = jax.random.normal(jax.random.PRNGKey(3), (100, 4)) * 10
-    expected, _ = choose_action(
-        runner.single.programs.setup.ppo.networks,
-        "default",
-        runner.single.state.params,
-        runner.single.state.normalizer,
-        observations,
-        None,
-        True,
-    )
+    state, networks = runner.single.state, runner.single.programs.setup.ppo.networks
+    expected, _ = choose_action(networks, "default", state.params, state.normalizer, observations, None, True)
     policy = rlstable.load_policy(runner.run_dir)
     np.testing.assert_allclose(policy.act(observations), expected, atol=1e-6)
     assert policy.act(np.zeros(4)).shape == (2,)
@@ -106,11 +87,8 @@ assert not [name for name in sys.modules if name.split('.')[0] in ('brax', 'mujo
 
 
 def test_loaded_policy_reads_its_key_of_a_dictionary_observation(tmp_path: Path) -> None:
-    runner = trained(
-        tmp_path,
-        env={"name": "toys:NamedPointMass"},
-        network={"policy_obs_key": "state", "value_obs_key": "privileged_state"},
-    )
+    keys = {"policy_obs_key": "state", "value_obs_key": "privileged_state"}
+    runner = trained(tmp_path, **LIMITED, env={"name": "toys:NamedPointMass"}, network=keys)
     policy = rlstable.load_policy(tmp_path)
     observation = {"state": np.ones(4), "privileged_state": np.ones(5)}
     assert policy.act(observation).shape == (2,)
@@ -153,23 +131,12 @@ def untrained(
 def overflowing(dtype: str, signs: tuple[float, float], **options: Any) -> Policy:
     """Every hidden unit is 80,000 at an observation of ones: finite in float32 and beyond float16.
 
-    Args:
-        dtype: What the network computes in.
-        signs: Weights of even and odd hidden units.
-        **options: Of the policy.
+    `signs` are the weights of even and odd hidden units.
     """
     policy = untrained(dtype, **options)
-    policy.params["policy"] = {
-        "params": {
-            "mlp": {
-                "hidden_0": {"kernel": jnp.full((4, 8), 2e4), "bias": jnp.zeros(8)},
-                "hidden_1": {
-                    "kernel": jnp.broadcast_to(jnp.resize(jnp.array(signs), 8)[:, None], (8, 4)),
-                    "bias": jnp.zeros(4),
-                },
-            }
-        }
-    }
+    last = jnp.broadcast_to(jnp.resize(jnp.array(signs), 8)[:, None], (8, 4))
+    first, second = {"kernel": jnp.full((4, 8), 2e4), "bias": jnp.zeros(8)}, {"kernel": last, "bias": jnp.zeros(4)}
+    policy.params["policy"] = {"params": {"mlp": {"hidden_0": first, "hidden_1": second}}}
     return policy
 
 
@@ -218,10 +185,9 @@ def test_float16_overflow_of_a_policy_gives_the_safe_action() -> None:
     np.testing.assert_array_equal(overflowing("float16", (1.0, -1.0)).act(ones), np.zeros(2))
 
 
-@pytest.mark.parametrize(("signs", "hidden"), [((-1.0, -1.0), -1.0)])
-def test_overflow_hidden_by_tanh_gives_the_safe_action(signs: tuple[float, float], hidden: float) -> None:
-    policy = overflowing("float16", signs, safe_action=SAFE)
-    np.testing.assert_array_equal(unguarded(policy, np.ones(4, np.float32)), np.full(2, hidden))
+def test_overflow_hidden_by_tanh_gives_the_safe_action() -> None:
+    policy = overflowing("float16", (-1.0, -1.0), safe_action=SAFE)
+    np.testing.assert_array_equal(unguarded(policy, np.ones(4, np.float32)), np.full(2, -1.0))
     np.testing.assert_array_equal(policy.act(np.ones(4)), SAFE)
 
 

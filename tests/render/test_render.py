@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from browser import PHONE, opened
 from commands import exit_code
-from toys import tiny_config
+from short_runs import trained
 
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
@@ -27,7 +27,6 @@ from rlstable.render.__main__ import main
 from rlstable.render.page import page
 from rlstable.render.recording import RecordedEpisodes, Recording, best_median_worst, record
 from rlstable.render.scene import followed_body, make_scene, poses
-from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 SHAPES = """
@@ -59,15 +58,7 @@ SHAPES = """
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    config = tiny_config(
-        guards={},
-        devices=1,
-        total_steps=64,
-        env={"name": "ball:Stick", "backend": "native", "episode_length": 40},
-        eval={"num_evals": 0},
-        logging={"console": "off"},
-    )
-    TrainingLoop(config, folder).run()
+    trained(folder, total_steps=64, env={"name": "ball:Stick", "backend": "native", "episode_length": 40})
     return folder
 
 
@@ -120,8 +111,7 @@ def test_recordings_equal_the_evaluated_episodes(run_dir: Path, recorded: Record
 
 
 def test_rendering_an_environment_without_a_model_is_an_error(tmp_path: Path) -> None:
-    config = tiny_config(guards={}, devices=1, total_steps=64, eval={"num_evals": 0}, logging={"console": "off"})
-    TrainingLoop(config, tmp_path).run()
+    trained(tmp_path)
     with pytest.raises(ConfigError, match="toys:PointMass has no MuJoCo model to draw"):
         record(open_run(tmp_path), 2)
 
@@ -138,21 +128,20 @@ def test_poses_equal_those_of_mujoco(recorded: RecordedEpisodes) -> None:
 
 def test_every_geom_becomes_triangles_of_the_right_size() -> None:
     model = mujoco.MjModel.from_xml_string(SHAPES)
-    scene = make_scene(model)
-    assert (followed_body(model), len(scene.parts)) == (1, 1 + 1 + 1 + 1 + 1 + 3 + 1)  # the floor is no part
-    for mesh in scene.meshes:
+    meshes, parts = make_scene(model)
+    assert (followed_body(model), len(parts)) == (1, 1 + 1 + 1 + 1 + 1 + 3 + 1)  # the floor is no part
+    for mesh in meshes:
         assert mesh.indices.max() < len(mesh.vertices) == len(mesh.normals)
         corners = mesh.vertices[mesh.indices].reshape(-1, 3, 3)
         faces = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
         # Every triangle is seen from the side that its normals point to.
         shown = np.einsum("ij,ij->i", faces, mesh.normals[mesh.indices].reshape(-1, 3, 3).mean(axis=1))
         assert (shown >= -1e-6).all()
-    boxes = [part for part in scene.parts if part.body == 1 and np.allclose(part.scale, [0.1, 0.2, 0.3])]
+    boxes = [part for part in parts if part.body == 1 and np.allclose(part.scale, [0.1, 0.2, 0.3])]
     assert any(np.allclose(part.colour, [1, 0, 0, 1]) for part in boxes)
-    capsule = scene.parts[-4:-1]
+    capsule = parts[-4:-1]
     assert sorted(round(float(part.position[1]), 3) for part in capsule) == [-0.2, 0.0, 0.2]  # lies along y
-    hills = scene.parts[0]
-    points = scene.meshes[hills.mesh].vertices
+    points = meshes[parts[0].mesh].vertices  # of the hills
     np.testing.assert_allclose([points[:, 0].min(), points[:, 0].max(), points[:, 1].max()], [-2, 2, 1])
 
 

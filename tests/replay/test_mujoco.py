@@ -6,28 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toys import tiny_config
+from short_runs import trained
 
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import compare
-from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.incident import read
 
 
 @pytest.mark.slow
 def test_replay_of_exploding_physics_agrees_in_all_engines(tmp_path: Path) -> None:
     """All three engines give about the same huge numbers; MuJoCo does not substitute a clean state."""
-    config = tiny_config(
-        env={"name": "wild:WildPendulum"},
-        guards={},
-        devices=1,
-        total_steps=1,
-        eval={"num_evals": 0},
-        checkpoint={"enabled": False},
-        logging={"console": "off"},
-        supervise={"recovery": {"enabled": False}},
-    )
-    TrainingLoop(config, tmp_path).run()
+    without = {"checkpoint": {"enabled": False}, "supervise": {"recovery": {"enabled": False}}}
+    trained(tmp_path, env={"name": "wild:WildPendulum"}, total_steps=1, **without)
     found = read(tmp_path / "incidents" / "1-1")
     assert found.facts["causes"][0] == "quarantine/physics"
     report = compare(found, step_again(found))

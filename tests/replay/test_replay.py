@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys import tiny_config
+from short_runs import trained
 
 from rlstable.config import ConfigError
 from rlstable.replay.__main__ import main
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import as_data, compare, conclude, rows
-from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.bad_values import BadNumber
 from rlstable.supervise.incident import Incident, read
 
@@ -23,16 +22,8 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 def caught(run_dir: Path, **sections: Any) -> Incident:
     """The first incident of a run of one iteration."""
-    defaults: dict[str, Any] = {
-        "guards": {},
-        "devices": 1,
-        "total_steps": 1,
-        "eval": {"num_evals": 0},
-        "logging": {"console": "off"},
-        "checkpoint": {"enabled": False},
-        "supervise": {"recovery": {"enabled": False}},
-    }
-    TrainingLoop(tiny_config(**defaults | sections), run_dir).run()
+    defaults: dict[str, Any] = {"total_steps": 1, "checkpoint": {"enabled": False}}
+    trained(run_dir, **defaults | {"supervise": {"recovery": {"enabled": False}}} | sections)
     return read(run_dir / "incidents" / "1-1")
 
 

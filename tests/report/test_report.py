@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import short_runs
 from browser import DESKTOP, PHONE, opened
 from commands import exit_code
-from toys import GUARDS_OFF, tiny_config
+from toys import GUARDS_OFF
 
 from rlstable.report import panels
 from rlstable.report.__main__ import main
@@ -30,16 +31,8 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 def trained(folder: Path, **sections: Any) -> TrainingLoop:
-    defaults: dict[str, Any] = {
-        "guards": {},
-        "devices": 1,
-        "total_steps": 640,
-        "eval": {"num_evals": 5, "num_envs": 4},
-        "logging": {"console": "off", "wandb": {"name": EVIL}},
-    }
-    runner = TrainingLoop(tiny_config(**defaults | sections), folder)
-    runner.run()
-    return runner
+    defaults: dict[str, Any] = {"total_steps": 640, "eval": {"num_evals": 5, "num_envs": 4}}
+    return short_runs.trained(folder, **defaults | {"logging": {"console": "off", "wandb": {"name": EVIL}}} | sections)
 
 
 @pytest.fixture(scope="module")
