@@ -89,9 +89,8 @@ def draw(options: RenderOptions) -> list[dict[str, Any]]:
     if films:
         from rlstable.render.film import write_film
 
-        for recording, facts in list(zip(recorded.recordings, about, strict=True))[
-            : 1 if options.films == "best" else 3
-        ]:
+        most = 1 if options.films == "best" else None
+        for recording, facts in list(zip(recorded.recordings, about, strict=True))[:most]:
             recording = recording.start(options.seconds, recorded.seconds)
             command.note(f"drawing {recording.name}, {len(recording.rewards):,} steps")
             path = folder / f"{recording.name}.mp4"

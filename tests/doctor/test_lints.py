@@ -103,15 +103,6 @@ def test_constraint_time_is_compared_with_the_timestep(solref: str, timestep: fl
     assert found(constraint_times(model, candidates(model))) == expected
 
 
-def test_constraint_times_of_joint_limits_and_equalities() -> None:
-    equality = '<equality><joint name="mimic" joint1="j" solref="0.001 1"/></equality>'
-    model = arm(joint='solreflimit="0.001 1"', more=equality)
-    assert found(constraint_times(model, [])) == [
-        ("warning", "constraint time", ("j",)),
-        ("warning", "constraint time", ("mimic",)),
-    ]
-
-
 @needs_discrete
 def test_discrete_integrator_accepts_any_constraint_time() -> None:
     assert constraint_times(arm(joint='solreflimit="0.001 1"', option=DISCRETE), []) == []

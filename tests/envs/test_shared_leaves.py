@@ -18,7 +18,6 @@ from toys import PointMass, tiny_config
 from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
-from rlstable.device.packed import PackedRows
 from rlstable.device.shared import Shared, has_shared, shared_in, unmarked, without_shared
 from rlstable.envs.shared_leaves import contact_norms, mark
 from rlstable.envs.vector import VectorEnv, pool_of
@@ -77,15 +76,6 @@ def test_leaves_of_the_same_shape_at_two_batch_sizes_are_shared_whatever_their_l
     assert contacts.contact__dist.value.shape == (1, naconmax)
     assert len(shared_in(state)) == len(SHARED)
     assert all(x.shape[0] == COUNT for x in jax.tree.leaves(without_shared(state)))
-
-
-def test_cached_first_state_and_pool_have_no_shared_leaves() -> None:
-    env = touching(COUNT)
-    state = env.reset(keys())
-    first = state.info["first_state"].unpacked()["physics"]
-    assert contacts_of(state.replace(pipeline_state=first)).contact__dist is None
-    pool = jax.eval_shape(lambda: pool_of(env.reset(keys())))
-    assert isinstance(pool, PackedRows) and {x.shape[0] for x in jax.tree.leaves(pool)} == {COUNT}
 
 
 def test_reset_of_an_ordinary_environment_is_traced_once_and_not_changed() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from environments import ATTACKS
-from toys import tiny_config
+from toys import PointMass, State, tiny_config
 
 from rlstable import load_policy
 from rlstable.io.run_folder import read_result
@@ -18,6 +18,64 @@ from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+Attack = Callable[[State, jax.Array], State]
+
+
+def _reward(value: Callable[[State, jax.Array], Any]) -> Attack:
+    return lambda state, age: state.replace(reward=jnp.asarray(value(state, age), jnp.float32))
+
+
+def _observation(value: Callable[[jax.Array, jax.Array], Any]) -> Attack:
+    return lambda state, age: state.replace(obs=jnp.asarray(value(state.obs, age), jnp.float32))
+
+
+def _physics(value: Callable[[jax.Array, jax.Array], Any]) -> Attack:
+    def attack(state: State, age: jax.Array) -> State:
+        physics = state.pipeline_state
+        return state.replace(pipeline_state=physics.replace(q=value(physics.q, age)))
+
+    return attack
+
+
+# The attack in every step, by its description. `age` counts the steps since the reset, from 1.
+ATTACKS: dict[str, Attack] = {
+    "every reward is NaN": _reward(lambda state, age: jnp.nan),
+    "every reward is infinite": _reward(lambda state, age: jnp.inf),
+    "every reward is 1e30": _reward(lambda state, age: 1e30),
+    "rewards grow tenfold per step": _reward(lambda state, age: 10.0**age),
+    "no reward is ever paid": _reward(lambda state, age: 0.0),
+    "every third reward is NaN": _reward(lambda state, age: jnp.where(age % 3 > 1, jnp.nan, 1.0)),
+    "observations never change": _observation(lambda obs, age: jnp.ones_like(obs)),
+    "every observation is NaN": _observation(lambda obs, age: jnp.full_like(obs, jnp.nan)),
+    "observations grow tenfold per step": _observation(lambda obs, age: obs * 10.0**age),
+    "observations are the greatest float32": _observation(lambda obs, age: jnp.full_like(obs, 3e38)),
+    "observations jump between 1e-6 and 1e6": _observation(lambda obs, age: obs * jnp.where(age % 2 > 0, 1e-6, 1e6)),
+    "every step ends the episode": lambda state, age: state.replace(done=jnp.ones(())),
+    "done is NaN": lambda state, age: state.replace(done=jnp.full((), jnp.nan)),
+    "no step ends the episode": lambda state, age: state.replace(done=jnp.zeros(())),
+    "the physics explodes": _physics(lambda q, age: q * 1e3**age),
+    "the physics is NaN in every step": _physics(lambda q, age: jnp.full_like(q, jnp.nan)),
+    "a metric is infinite": lambda state, age: state.replace(metrics={"distance": jnp.full((), jnp.inf)}),
+}
+
+
+class Hostile(PointMass):
+    """A point mass under one of `ATTACKS`, or none; a share of the resets has an observation of NaN."""
+
+    def __init__(self, attack: str = "", bad_resets: float = 0.0):
+        super().__init__(bad_resets=bad_resets)
+        self._attack = ATTACKS[attack] if attack else lambda state, age: state
+
+    def reset(self, rng: jax.Array) -> State:
+        state = super().reset(rng)
+        return state.replace(info={**state.info, "age": jnp.zeros(())})
+
+    def step(self, state: State, action: jax.Array) -> State:
+        age = state.info["age"] + 1.0
+        state = super().step(state, action)
+        return self._attack(state.replace(info={**state.info, "age": age}), age)
+
+
 ITERATIONS = 12
 
 # Not marked slow. Each attack compiles a program.
@@ -46,7 +104,7 @@ def train(folder: Path, attack: str = "", bad_resets: float = 0.0, ppo: Any = No
     """The result of a run under default guards, whose parameters are checked."""
     config = tiny_config(
         guards={}, devices=1, seed=3, total_steps=ITERATIONS * 64, ppo=ppo or {},
-        env={"name": "environments:Hostile", "kwargs": {"attack": attack, "bad_resets": bad_resets}},
+        env={"name": "test_training:Hostile", "kwargs": {"attack": attack, "bad_resets": bad_resets}},
         eval={"num_evals": 2, "num_envs": 4}, logging={"console": "off"}, supervise={},
         checkpoint={"every": 1, "asynchronous": False},
     )  # fmt: skip

@@ -57,13 +57,6 @@ def test_loaded_policy_is_the_trained_policy(runner: TrainingLoop) -> None:
     assert policy.host["step"] == 128
 
 
-def test_policy_is_printed_as_one_line(runner: TrainingLoop) -> None:
-    assert repr(rlstable.load_policy(runner.run_dir)) == (
-        f"Policy(toys:PointMass, observation size 4, action size 2, step 128, folder {runner.run_dir})"
-    )
-    assert repr(untrained(named=True)) == "Policy(observation size 4, action size 2)"
-
-
 def test_sampled_action_needs_a_key_and_follows_the_key(runner: TrainingLoop) -> None:
     policy = rlstable.load_policy(runner.run_dir, "latest")
     with pytest.raises(ValueError, match="needs a random key"):

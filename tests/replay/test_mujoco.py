@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from brax.envs.inverted_pendulum import InvertedPendulum
+from brax.io import mjcf
 from short_runs import trained
 
 from rlstable.replay.engines import step_again
@@ -17,7 +21,7 @@ from rlstable.supervise.incident import read
 def test_replay_of_exploding_physics_agrees_in_all_engines(tmp_path: Path) -> None:
     """All three engines give about the same huge numbers; MuJoCo does not substitute a clean state."""
     without = {"checkpoint": {"enabled": False}, "supervise": {"recovery": {"enabled": False}}}
-    trained(tmp_path, env={"name": "wild:WildPendulum"}, total_steps=1, **without)
+    trained(tmp_path, env={"name": "test_mujoco:WildPendulum"}, total_steps=1, **without)
     found = read(tmp_path / "incidents" / "1-1")
     assert found.facts["causes"][0] == "quarantine/physics"
     report = compare(found, step_again(found))
@@ -34,3 +38,18 @@ def test_replay_of_exploding_physics_agrees_in_all_engines(tmp_path: Path) -> No
     assert report.first.endswith("in float32, float64 and C MuJoCo")
     assert report.notes["C MuJoCo"].startswith("first in physics step 1 of 2: pipeline_state/qvel[0]")
     assert report.conclusion == "bad in all three: the model itself; see python -m rlstable.doctor."
+
+
+class WildPendulum(InvertedPendulum):
+    """An inverted pendulum in MJX whose motor is far too strong for its integrator.
+
+    Args:
+        gain: What the motor's gain is multiplied by.
+        backend: Of Brax.
+    """
+
+    def __init__(self, gain: float = 1e7, backend: str = "mjx", **kwargs: Any):
+        super().__init__(backend=backend, **kwargs)
+        model = copy.copy(self.sys.mj_model)
+        model.actuator_gainprm[:, 0] *= gain
+        self.sys = mjcf.load_model(model)

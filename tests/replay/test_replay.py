@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from short_runs import trained
+from toys import PointMass
 
 from rlstable.config import ConfigError
 from rlstable.replay.__main__ import main
@@ -40,7 +43,7 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> Incident:
     [
         {},
         {"env": PHYSICS | {"name": "toys:NamedPointMass", "action_repeat": 3}},
-        pytest.param({"env": {"name": "strange:Keyed"}}, marks=pytest.mark.slow),
+        pytest.param({"env": {"name": "test_replay:Keyed"}}, marks=pytest.mark.slow),
     ],
     ids=["plain", "named observations, action repeat", "typed keys"],
 )
@@ -62,7 +65,7 @@ def test_replay_warns_about_random_draws_in_float64(incident: Incident) -> None:
 
 
 def test_replay_finds_a_number_that_is_bad_in_float32_only(tmp_path: Path) -> None:
-    found = caught(tmp_path, env={"name": "strange:Overflowing"})
+    found = caught(tmp_path, env={"name": "test_replay:Overflowing"})
     report = compare(found, step_again(found))
     assert report.first == "reward = inf (not finite) in float32, not in float64"
     assert report.conclusion.startswith("bad in float32 only")
@@ -155,3 +158,25 @@ def test_replay_command_reports_a_mistake_in_one_line_with_exit_code_2(
     assert printed.err == (
         f"rlstable: {tmp_path}: is no incident, it has no incident.json; use a folder runs/.../incidents/<name>\n"
     )
+
+
+class Overflowing(PointMass):
+    """Whose reward is infinite in float32, which 1e60 does not fit into, and 138 in float64."""
+
+    def step(self, state: Any, action: jax.Array) -> Any:
+        state = super().step(state, action)
+        return state.replace(reward=jnp.log(jnp.square(1e30 * (1.0 + 0.0 * state.reward))))
+
+
+class Keyed(PointMass):
+    """Which carries a typed random key, and whose observation is too large."""
+
+    def reset(self, rng: jax.Array) -> Any:
+        state = super().reset(rng)
+        return state.replace(info={**state.info, "typed": jax.random.key(3)})
+
+    def step(self, state: Any, action: jax.Array) -> Any:
+        key, draw = jax.random.split(state.info["typed"])
+        state = super().step(state, action)
+        noise = 1e7 * (1.0 + jax.random.uniform(draw))
+        return state.replace(obs=state.obs.at[3].add(noise), info={**state.info, "typed": key})

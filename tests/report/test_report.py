@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -11,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import mujoco
 import numpy as np
 import pytest
 import short_runs
@@ -18,8 +18,11 @@ from browser import DESKTOP, PHONE, opened
 from commands import exit_code
 from toys import GUARDS_OFF
 
+from rlstable.render.page import page as page_of_episodes
+from rlstable.render.recording import RecordedEpisodes, Recording
 from rlstable.report import panels
 from rlstable.report.__main__ import main
+from rlstable.report.episodes import episodes, recordings
 from rlstable.report.page import page
 from rlstable.report.panels import PANELS
 from rlstable.report.run_record import RunRecord, differences, read_record
@@ -172,18 +175,6 @@ def test_report_compares_several_runs(finished: Path, troubled: Path, capsys: py
     assert text.count("<tr>") > 10
 
 
-def test_report_counts_trips_across_rollbacks(tmp_path: Path) -> None:
-    rows = [{"step": n, "guards/finite_state/trips": count} for n, count in enumerate([0, 2, 0])]
-    events = [
-        {"step": 1, "time": 9.0, "kind": "guard_tripped", "guard": "finite_state", "parameters": 1, "optimizer": 1},
-        {"step": 2, "time": 9.5, "kind": "guard_tripped", "guard": "storm", "environments": 1},
-        {"step": 4, "time": 10.0, "kind": "guard_tripped", "guard": "finite_state", "parameters": 3},
-    ]
-    story = RunRecord(tmp_path, {}, rows, events, None, {}, 0)
-    assert story.trips() == {"finite_state": [(1, 2), (4, 3)], "storm": [(2, 1)]}
-    assert story.trip_count == 6
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -254,24 +245,50 @@ def test_return_is_first_and_large_with_its_target_its_best_evaluation_and_rollb
     assert "environment steps" in large
 
 
-def test_rarer_curves_are_folded_away_and_the_next_commands_shown(finished: Path) -> None:
-    shown = page([read_record(finished)])
-    assert shown.index("Value loss") < shown.index("8 more curves</summary>") < shown.index("Learning rate")
-    assert "What happened" not in shown
-    for name in ("evaluate", "render", "export"):
-        assert f"-m rlstable.{name} run={finished}" in shown
+@pytest.fixture
+def record(tmp_path: Path) -> RunRecord:
+    folder = tmp_path / "my run"
+    (folder / "episodes").mkdir(parents=True)
+    (folder / "config.yaml").write_text("env: {name: ant}\n")
+    return read_record(folder)
 
 
-def test_seeds_are_thin_lines_around_their_mean(finished: Path) -> None:
-    one = read_record(finished)
-    other = dataclasses.replace(one, folder=one.folder.with_name("seed-1"), settings=one.settings | {"seed": 1})
-    shown = page([one, other])
-    assert "mean of seeds" in shown and "thin: one seed each" in shown
-    large = shown[shown.index('card large"') : shown.index("<h2>")]
-    assert large.count("line c0 thin") == large.count("line c1 thin") == 1
+def write(record: RunRecord, *names: str, text: str = "") -> None:
+    for name in names:
+        (record.folder / "episodes" / name).write_text(text)
 
 
-def test_report_panels_show_metrics_that_runs_log(finished: Path) -> None:
-    keys = {key for row in read_record(finished).rows for key in row}
-    wanted = {key for panel in PANELS for key in (*panel.keys.values(), *(panel.band or ()))}
-    assert wanted - keys == {"memory/device_mb"}  # which a CPU does not tell
+def test_run_without_recordings_has_no_section(record: RunRecord) -> None:
+    assert episodes([record]) == ""
+    write(record, "best.mp4", "5.gif")
+    assert episodes([record]) == ""
+
+
+def test_pages_of_render_come_first_and_then_the_newest_recordings(record: RunRecord) -> None:
+    write(record, "900.html", "episodes.html", "10000.html", "64.html")
+    assert [path.stem for path in recordings(record.folder)] == ["episodes", "10000", "900", "64"]
+    text = episodes([record])
+    assert '<a href="episodes/10000.html">step 10,000</a>, <a href="episodes/900.html">step 900</a>' in text
+    assert "older" not in text
+
+
+def test_browser_shows_the_newest_episode_inside_the_report(record: RunRecord) -> None:
+    body = '<body pos="0 0 1"><freejoint/><geom size="0.2"/></body>'
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
+    positions = np.tile([0.0, 0, 1, 1, 0, 0, 0], (4, 1))
+    recorded = RecordedEpisodes("ball", model, 0.1, (Recording("episode", positions, np.ones(3), aborted=False),))
+    write(record, "64.html", text=page_of_episodes(recorded))
+    report = record.folder / "report.html"
+    report.write_text(page([record]))
+    with opened(report, DESKTOP) as found:
+        assert found.requests == []  # not before the user looks
+        assert found.page.locator("iframe").get_attribute("sandbox") == "allow-scripts"
+        found.page.get_by_text("watch step 64").click()
+        frame = found.page.frame_locator("iframe")
+        frame.locator("#numbers", has_text="return").wait_for()
+        assert frame.locator("h1").inner_text() == "ball"
+        assert [Path(request).name for request in found.requests] == ["64.html"]
+        assert [text for text in found.complaints if "GPU stall" not in text and "software" not in text.lower()] == []
+        with found.page.expect_navigation():
+            found.page.get_by_role("link", name="step 64").click()
+        found.page.locator("#numbers", has_text="return").wait_for()

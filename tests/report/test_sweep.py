@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from sweep_folders import add_result, add_run
 
 from rlstable.cli.compose import compose
 from rlstable.io.run_folder import write_overrides
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.sweep import Job, Setting, how_sure, no_best, read_sweep, settings_of, varied_keys
+from rlstable.report.sweep_summary import SweepSummary
 
 NOT_TOLD = "The seeds do not tell this setting from the next one, lr=b:"
 RATES = ("1e-4", "1e-3", "1e-2")
@@ -67,13 +68,6 @@ def test_seeds_of_one_run_count_as_seeds_of_their_setting(tmp_path: Path) -> Non
     assert settings[0].iqm == estimate([10.0, 11.0, 12.0], interquartile_mean)
 
 
-def test_setting_of_failed_runs_comes_last() -> None:
-    dead = Job("0", Path(), ("a=1",), {"stop_reason": "error", "return": None})
-    void = Job("3", Path(), ("a=3",), {"stop_reason": "completed", "return": float("nan")})
-    alive = Job("1", Path(), ("a=2",), {"stop_reason": "completed", "return": -5.0})
-    assert [setting.iqm is None for setting in settings_of([dead, void, alive])] == [False, True, True]
-
-
 def test_jobs_that_have_not_ended_are_listed_with_their_setting(sweep: Path) -> None:
     write_overrides(sweep / "1", [])  # the result names the overrides of a job that has ended
     (sweep / "12").mkdir()
@@ -100,16 +94,6 @@ def test_sweep_with_a_run_that_was_cut_short_names_no_best_setting(sweep: Path) 
     write_overrides(sweep / "13", ["ppo.learning_rate=1e-4", "env=ant", "seed=5"])
     jobs = read_sweep(sweep)
     assert no_best(jobs, settings_of(jobs)) == "No setting is the best: 2 of 14 runs have not run to their end."
-
-
-def test_damaged_results_are_read_as_far_as_possible(tmp_path: Path) -> None:
-    damaged: list[Any] = [{"overrides": 5}, {"return": "high"}]
-    for number, result in enumerate(damaged):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "result.json").write_text(json.dumps(result))
-    jobs = read_sweep(tmp_path)
-    assert [(job.setting, job.record) for job in jobs] == [((), None)] * 2
-    assert [setting.scores for setting in settings_of(jobs)] == [[]]
 
 
 @pytest.mark.parametrize(
@@ -150,3 +134,49 @@ def test_command_of_a_setting_parses_back_to_its_configuration() -> None:
     assert words[1:3] == ["-m", "rlstable.train"]
     assert words[3:] == [word for word in HARD if word not in ("sweep=joblib", "seed=3")]
     assert compose(words[3:]) == compose(HARD).model_copy(update={"seed": 0})
+
+
+def test_sweep_summary_shows_overrides_unchanged_and_survives_damaged_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a [bold] one"
+    for number, override in enumerate(("supervise.recovery.remedies=[a,b]", "x=[/a]")):
+        (folder / str(number)).mkdir(parents=True)
+        result = {"stop_reason": "completed", "step": 1234, "return": 5.25, "overrides": [override]}
+        (folder / str(number) / "result.json").write_text(json.dumps(result))
+    for number, damaged in enumerate((b"\xff", b"[]"), 2):
+        (folder / str(number)).mkdir()
+        (folder / str(number) / "result.json").write_bytes(damaged)
+    said = summary_of(folder, capsys)
+    for words in ("supervise.recovery.remedies=[a,b]", "x=[/a]", "[bold]", "1,234", "5.2"):
+        assert words in said
+    assert SweepSummary.exit_codes == [0, 0, 1, 1]
+    assert said.splitlines()[-1].endswith(f"sweep={folder}'")
+
+
+def summary_of(sweep: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    SweepSummary().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}}}))
+    return capsys.readouterr().out
+
+
+def test_sweep_summary_ends_with_the_commands_that_train_the_best_setting_and_compare_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (rate, best) in enumerate((("1", 5.0), ("[2]", 7.0), ("3", None))):
+        add_result(tmp_path / str(number), [f"a={rate}", "env=ant"], best, "completed" if best else "error")
+    best, train, compare = summary_of(tmp_path, capsys).splitlines()[-3:]
+    assert best == (
+        "best setting  a=[2]: return 7.0. The seeds do not tell this setting from the next one, a=1: one seed is not "
+        "enough."
+    )
+    assert train.startswith("train it      ") and train.endswith(" -m rlstable.train 'a=[2]' env=ant")
+    assert compare.startswith("compare them  ") and compare.endswith(f"rlstable.report sweep={tmp_path}")
+
+
+def test_sweep_summary_names_no_best_setting_if_a_run_was_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_result(tmp_path / "0", ["a=1"], 5.0)
+    add_result(tmp_path / "1", ["a=2"], 7.0, "interrupted")
+    said = summary_of(tmp_path, capsys)
+    assert "No setting is the best: 1 of 2 runs have not run to their end." in said and "train it" not in said

@@ -87,16 +87,6 @@ def test_page_of_a_sweep_that_has_not_ended_names_no_best_setting(sweep: Path) -
     assert rows_of(page, "Runs")[12] == ["11", "1e-3", "0.1", "2", "not ended", "500", "3.0", "3.0"]
 
 
-def test_only_the_best_eight_of_many_settings_have_curves(tmp_path: Path) -> None:
-    for number in range(11):
-        add_job(tmp_path / str(number), [f"a={number}"], float(number))
-    page = page_of(tmp_path)
-    assert "the best 8 of 11 settings" in page
-    names = [f"a={number}" for number in range(10, 2, -1)]
-    assert re.findall(r'data-name="([^"]*)"', page) == names
-    assert len(rows_of(page, "Settings")) == 1 + 11
-
-
 def test_runs_link_to_their_page_or_their_folder(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     page = page_of(sweep)
     assert '<a href="0/report.html">0</a>' in page and '<a href="1">1</a>' in page

@@ -1,8 +1,9 @@
-"""Episodes of users' environments in whole runs: counters in `info`, wrappers that are already there."""
+"""Whole runs of environments as users write them: counters in `info`, wrappers, units, names, sizes."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,18 @@ import pytest
 from brax.envs.base import Env, Wrapper
 from brax.envs.base import State as BraxState
 from brax.envs.wrappers import training
-from hostile.users import Limited
+from hostile.users import Cart, LargeArray, Limited, SlashInAName
 from toys import tiny_config
 
 import rlstable
 from rlstable import brax_ppo
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.doctor.playing import second_episodes
 from rlstable.envs.wrappers import without_training_wrappers
+from rlstable.io.run_folder import read_result
 from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -57,9 +61,8 @@ def test_doctor_plays_two_episodes_in_a_row() -> None:
         "first episodes have a mean length of 40, second ones of 1: a reset does not restore info",
         "set env.restore_info=true if step counts in info",
     )
-    assert (
-        second_episodes(tiny_config(env={"episode_length": 30}), Limited(limit=40)) == []
-    )  # the time limit ends every episode
+    shorter = tiny_config(env={"episode_length": 30})  # its time limit ends every episode
+    assert second_episodes(shorter, Limited(limit=40)) == []
 
 
 class BraxPoint(Env):
@@ -142,3 +145,90 @@ def test_additional_field_that_goes_bad_is_replaced_and_no_cause_for_more_precis
     # 8 environments take 96 steps each: bad after 30, 60 and 90.
     assert result.history[-1]["guards/quarantine/info"] == 24
     assert np.isfinite(np.asarray(loop.single.state.env_state.memory)).all()
+
+
+UNITS = (
+    "env=import", "env.name=users:Units", "env.episode_length=100", "network=small", "ppo.num_envs=32",
+    "ppo.batch_size=32", "ppo.num_minibatches=8", "ppo.unroll_length=16", "ppo.learning_rate=1e-3", "eval.num_envs=16",
+    "eval.num_evals=1", "logging.console=off", "devices=1",
+)  # fmt: skip
+
+
+def train_units(folder: Path, kwargs: str, *overrides: str) -> tuple[Result, set[str]]:
+    """The result, and the kinds of its events; no sample may be masked."""
+    result = TrainingLoop(compose([*UNITS, f"env.kwargs={{{kwargs}}}", *overrides]), folder).run()
+    row: dict[str, Any] = dict(result.history[-1])
+    assert {name: row[name] for name in row if name.startswith("guards/") and row[name]} == {}
+    return result, {json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()}
+
+
+@pytest.mark.parametrize("kwargs", ["observation: 1e8, offset: 1e8", "unit: 2e5"])
+def test_large_units_mask_no_sample_and_change_no_precision(tmp_path: Path, kwargs: str) -> None:
+    result, kinds = train_units(tmp_path, kwargs, "ppo=cpu", "total_steps=16_384")
+    assert result.stop_reason.name == "completed"
+    assert kinds.isdisjoint({"precision_changed", "incident", "rolled_back", "guard_tripped"})
+    units = float(kwargs.rsplit(": ", 1)[1]) if kwargs.startswith("unit") else 1.0
+    assert result.history[-1]["training/reward_greatest"] > 0.1 * units  # a bound would cut all rewards alike
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kwargs", ["unit: 1.0", "unit: 2e4", "unit: 2e5", "observation: 1e8, offset: 1e8"])
+def test_policy_learns_in_any_unit(tmp_path: Path, kwargs: str, seed: int) -> None:
+    result, _ = train_units(tmp_path, kwargs, "ppo=cpu", "total_steps=240_000", f"seed={seed}", "eval.num_evals=4")
+    units = float(kwargs.rsplit(": ", 1)[1]) if kwargs.startswith("unit") else 1.0
+    returns = [row["eval/episode_reward"] for row in result.history if "eval/episode_reward" in row]
+    assert max(returns) / units > -1.0  # of about -100 for a policy that runs away
+
+
+SMALL = [
+    *("env.episode_length=20", "network=small", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2"),
+    *("ppo.unroll_length=4", "eval.num_envs=2", "eval.num_evals=1", "logging=quiet", "devices=1"),
+]
+
+
+def fit(env: Any, folder: Path, **keys: Any) -> Result:
+    return rlstable.fit(env, run_dir=folder, overrides=SMALL, **keys)
+
+
+def test_names_with_slashes_are_saved_and_resumed(tmp_path: Path) -> None:
+    fit(SlashInAName(), tmp_path, total_steps=64)
+    resumed = fit(SlashInAName(), tmp_path, total_steps=128, resume="auto")
+    assert (resumed.stop_reason.name, resumed.step) == ("completed", 128)
+
+
+def test_names_that_a_checkpoint_cannot_tell_apart_are_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(rlstable.ConfigError) as error:
+        fit(SlashInAName(clash=True), tmp_path, total_steps=64)
+    assert str(error.value) == (
+        "env.name: the state of hostile.users:SlashInAName has two arrays info/gait/left, because / separates names; "
+        "rename one of them"
+    )
+
+
+def test_large_arrays_of_an_environment_are_reported_once(tmp_path: Path) -> None:
+    def reported(env: Any, folder: Path) -> list[int]:
+        fit(env, folder, total_steps=64)
+        return [event["megabytes"] for event in events(folder, "large_constants")]
+
+    assert reported(LargeArray(), tmp_path / "large") == [64]
+    assert reported(Cart(), tmp_path / "small") == []
+
+
+def test_mean_action_that_returns_nothing_is_said_in_console_summary_and_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(
+        guards={}, env={"name": "users:Stiction"}, total_steps=30 * 64, eval={"num_evals": 10, "num_envs": 4},
+        logging={"console": "plain"}, supervise={},
+    )  # fmt: skip
+    TrainingLoop(config, tmp_path).run()
+    result = read_result(tmp_path)
+    assert result is not None
+    text = result["signs"]["evaluation_below_training"]["text"]
+    assert re.match(r"evaluations of the mean action returned 0\.0, where .* sampled actions returned \d", text)
+    assert "set eval.deterministic=false" in text
+    printed = capsys.readouterr().out
+    assert printed.count("sign evaluation_below_training: ") == 1
+    assert f"sign         {text}" in printed
+    assert text in (tmp_path / "report.html").read_text()
