@@ -137,26 +137,6 @@ def test_damaged_checkpoint_is_an_error_and_changes_no_file(copied: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == before
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run=no/such"], "run: the folder no/such does not exist; runs are in runs/<env>/<time>"),
-        (["run={empty}"], "is not a run folder, it has no config.yaml"),
-        (["run={run}", "which=7"], "no checkpoint 7 here"),
-        (["run={run}", "which=worst"], "which: input should be 'best' or 'latest'"),
-        (["run={run}", "backend=mjx"], "env.kwargs: toys:PointMass cannot be built with backend='mjx'"),
-        (["run={run}", "episodes=none"], "episodes: 'none' must be a number, not text"),
-    ],
-)
-def test_evaluate_command_reports_a_mistake_in_one_line_with_exit_code_2(
-    words: list[str], message: str, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(*(word.format(run=run_dir, empty=tmp_path) for word in words)) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert message in printed.err.splitlines()[-1]
-
-
 def test_policy_of_a_class_that_has_changed_is_one_line_with_both_numbers(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

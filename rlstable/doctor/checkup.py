@@ -67,7 +67,6 @@ class Report:
     engine: str
     machine: dict[str, str]  # devices, drivers, versions and settings, each a line
     products: dict[str, Accuracy]  # of matrix products by level
-    x64_error: float  # of a float64 product under `jax.enable_x64()`; 0 if float64 works
     memory: Memory | None  # of training; None if the program could not be built
     findings: tuple[Finding, ...]  # worst first
 
@@ -105,7 +104,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     setup = TrainingSetup(config, mesh)
     env = setup.single
     notify("measuring matrix products")
-    products, x64_error = arithmetic.measure(), arithmetic.measure_x64()
+    products = arithmetic.measure()
     this_machine = machine_of(os.environ)
     engine, model = str(getattr(env, "backend", "mjx")), model_of(env)
     findings = [*machine_findings(this_machine), *precision_findings(config, products)]
@@ -136,7 +135,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         what = f"the training program cannot be built: {type(error).__name__}: {first_line(error)}"
         findings.append(Finding("error", "program", (), what, "python -m rlstable.train prints the traceback"))
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Report(config.env.name, engine, this_machine, products, x64_error, usage, tuple(findings))
+    return Report(config.env.name, engine, this_machine, products, usage, tuple(findings))
 
 
 def machine_of(environment: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from rich.table import Table
@@ -37,8 +36,6 @@ def _products(report: Report) -> Table:
         remark = "less than requested" if level in undelivered else ""
         numbers = (f"{accuracy.bits:.1f}", f"{accuracy.rms_error:.1e}", f"{accuracy.max_error:.1e}")
         table.add_row(f"  {level}", accuracy.kind, *numbers, Text(remark, style="dim"))
-    works = "exact" if report.x64_error == 0 else f"error {report.x64_error:.1e}"
-    table.add_row("  float64 (x64)", works)
     return table
 
 
@@ -89,10 +86,10 @@ def _pairs(rows: list[tuple[str, str]]) -> Table:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """The report as data for JSON; an error that is not finite becomes null."""
+    """The report as data for JSON."""
     data = dataclasses.asdict(report) | {"verdict": report.verdict, "exit_code": report.exit_code}
     for level, accuracy in report.products.items():
         data["products"][level]["kind"] = accuracy.kind
     if report.memory is not None:
         data["memory"]["most_envs"] = report.memory.most_envs
-    return data | {"x64_error": report.x64_error if math.isfinite(report.x64_error) else None}
+    return data

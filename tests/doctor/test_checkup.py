@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -28,8 +27,8 @@ def usage(limit: int | None, allowed: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Mem
     return Memory(FOOTPRINT, 100, limit, per_environment=1, num_envs=8, allowed_envs=allowed)
 
 
-def report(*findings: Finding, x64_error: float = 0.0, memory: Memory | None = None) -> Report:
-    return Report("toy", "mjx", MACHINE, {"default": TF32}, x64_error, memory, findings)
+def report(*findings: Finding, memory: Memory | None = None) -> Report:
+    return Report("toy", "mjx", MACHINE, {"default": TF32}, memory, findings)
 
 
 def finding(severity: Any) -> Finding:
@@ -140,8 +139,8 @@ def test_doctor_raises_the_errors_of_the_trainer(monkeypatch: pytest.MonkeyPatch
 
 
 def test_doctor_report_is_strict_json() -> None:
-    data = as_data(report(finding("note"), x64_error=math.inf, memory=usage(200)))
-    assert data["x64_error"] is None and data["verdict"] == "ready"
+    data = as_data(report(finding("note"), memory=usage(200)))
+    assert data["verdict"] == "ready"
     assert data["products"]["default"]["kind"] == "tf32"
     assert data["memory"]["most_envs"] == 8
     json.dumps(data, allow_nan=False)

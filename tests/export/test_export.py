@@ -125,34 +125,9 @@ def test_policies_with_large_actions_or_steep_outputs_are_exported(
         formats._largest_difference(function, bent.actions, "bent")
 
 
-def test_operation_without_an_onnx_translation_is_one_line(run_dir: Path, tmp_path: Path) -> None:
-    function = policy_function(open_run(run_dir))
-    odd = dataclasses.replace(function, apply=lambda x: jax.lax.cumsum(function.apply(x), axis=x.ndim - 1))
-    with pytest.raises(ConfigError, match=r"format: no ONNX for cumsum .*; choose format=stablehlo"):
-        formats.write_onnx(odd, tmp_path / "policy.onnx")
-
-
 def test_missing_onnx_package_is_an_error_with_the_command_to_install_it(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"onnx needs onnx, .* pip install -e .*\[export\].* format=stablehlo"):
         formats.write_onnx(policy_function(open_run(run_dir)), tmp_path / "policy.onnx")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run=no/such"], "run: the folder no/such does not exist"),
-        (["run={run}", "which=9"], "no checkpoint 9 here"),
-        (["run={run}", "format=torch"], "format: input should be 'both', 'onnx' or 'stablehlo', got 'torch'"),
-        (["run={run}", "out={run}/config.yaml"], "config.yaml is a file; give a folder"),
-        (["run={run}", "out=/proc/no"], "/proc/no: No such file or directory"),
-    ],
-)
-def test_export_command_reports_a_mistake_in_one_line_with_exit_code_2(
-    words: list[str], message: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(*(word.format(run=run_dir) for word in words)) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and message in printed.err.splitlines()[-1]

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -104,30 +103,6 @@ def test_code_of_another_user_is_imported_only_with_trust(
     # `render` imports the environment, then fails because a point mass has no model to draw.
     assert exit_code(main, *words(stranger), agree) == (2 if command == "render" else 0)
     assert Path("imported").exists()
-
-
-STDLIB = ("os:system", {"command": "touch called"})
-OURS = ("rlstable.io.run_folder:write_atomically", {"path": "called", "content": "anything"})
-
-
-@pytest.mark.parametrize(
-    ("function", "agreed", "said"),
-    [
-        (STDLIB, False, "env.name=os:system, and another user owns"),
-        (STDLIB, True, "is in Python's standard library"),
-        (OURS, False, "is not called"),
-        (OURS, True, "is not called"),
-    ],
-)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_function_of_python_or_rlstable_is_never_called_as_an_environment(
-    command: str, function: Any, agreed: bool, said: str, stranger: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name(stranger, *function)
-    main, words, agree = COMMANDS[command]
-    assert exit_code(main, *words(stranger), *([agree] if agreed else [])) == 2
-    assert said in capsys.readouterr().err
-    assert not Path("called").exists()
 
 
 def test_trust_written_in_the_settings_of_a_folder_is_ignored(stranger: Path) -> None:

@@ -30,7 +30,7 @@ from rlstable.render.film import write_film
 from rlstable.render.framing import VIEW_ANGLE, Framing, frame_episode
 from rlstable.render.page import page
 from rlstable.render.recording import RecordedEpisodes, Recording, best_median_worst, record
-from rlstable.render.scene import Floor, floor_of, followed_body, make_scene, poses
+from rlstable.render.scene import followed_body, make_scene, poses
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 SHAPES = """
@@ -112,12 +112,6 @@ def test_recordings_equal_the_evaluated_episodes(run_dir: Path, recorded: Record
         assert len(recording.rewards) == 40
     assert recorded.seconds == pytest.approx(0.02)
     assert recorded.title == "ball:Stick, native, step 64"
-
-
-def test_rendering_an_environment_without_a_model_is_an_error(tmp_path: Path) -> None:
-    trained(tmp_path)
-    with pytest.raises(ConfigError, match="toys:PointMass has no MuJoCo model to draw"):
-        record(open_run(tmp_path), 2)
 
 
 def test_poses_equal_those_of_mujoco(recorded: RecordedEpisodes) -> None:
@@ -253,17 +247,6 @@ def test_missing_opengl_is_an_error_that_names_the_package(
     assert list(tmp_path.iterdir()) == []
 
 
-@needs_opengl
-def test_failing_ffmpeg_is_reported_as_an_ffmpeg_error(
-    recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(film, "_OPENGL_BACKENDS", ("osmesa",))
-    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/bin/false")
-    with pytest.raises(ConfigError, match=r"^format: ffmpeg could not encode the film \(.*format=html"):
-        film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_missing_ffmpeg_is_reported_before_episodes_are_played(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,24 +262,6 @@ def test_missing_ffmpeg_is_reported_before_episodes_are_played(
     monkeypatch.setattr(film.importlib.util, "find_spec", lambda name: None)
     assert run(f"run={run_dir}", "format=mp4") == 2
     assert install("render") in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run=no/such"], "run: the folder no/such does not exist"),
-        (["run={run}", "width=333"], "width: input should be a multiple of 2, got 333"),
-        (["run={run}", "format=gif"], "format: input should be 'both', 'mp4' or 'html', got 'gif'"),
-        (["run={run}", "out={run}/config.yaml"], "config.yaml is a file; give a folder"),
-        (["run={run}", "format=html", "out=/proc/no"], "/proc/no: No such file or directory"),
-    ],
-)
-def test_render_command_reports_a_mistake_in_one_line_with_exit_code_2(
-    words: list[str], message: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(*(word.format(run=run_dir) for word in words)) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and message in printed.err.splitlines()[-1]
 
 
 CART = """
@@ -347,35 +312,10 @@ def in_picture(model: mujoco.MjModel, framing: Framing, moved: np.ndarray, aspec
     return np.stack([seen @ right / lens / aspect, seen @ np.cross(right, ahead) / lens], axis=-1)
 
 
-@pytest.mark.parametrize(
-    ("low", "size", "text", "expected"),
-    [
-        (0.0, 2.0, SHAPES, Floor(-0.5, 1.0)),  # the model's own floor
-        (-0.1, 2.0, CART, Floor(-0.5, 1.0)),  # a floor below a scene that has none
-        (-0.1, 0.5, CART, Floor(-0.2, 0.2)),
-        (-0.1, 50.0, CART, Floor(-10.1, 20.0)),
-    ],
-)
-def test_floor_lies_under_the_scene_with_cells_somewhat_smaller_than_the_robot(
-    low: float, size: float, text: str, expected: Floor
-) -> None:
-    assert floor_of(compiled(text), low, size) == pytest.approx(expected)
-
-
 def test_camera_follows_a_robot_but_not_an_object_that_a_robot_pushes() -> None:
     assert followed_body(compiled(PUSHER)) is None
     assert followed_body(compiled(RUNNER)) == 1
     assert followed_body(compiled(SHAPES)) == 1  # without motors, whatever travels is followed
-
-
-def test_cart_is_seen_from_its_side_and_an_arm_on_a_table_from_above() -> None:
-    cart, arm = (
-        frame_episode(model, poses(model, np.zeros((3, model.nq))), 0.1) for model in (compiled(CART), compiled(PUSHER))
-    )
-    free = frame_episode(compiled(SHAPES), poses(compiled(SHAPES), np.array([[0, 0, 1, 1, 0, 0, 0.0]])), 0.1)
-    assert abs(cart.azimuth - 90) < 30 and -15 < cart.elevation < 0  # the positive x axis points to the right
-    assert arm.elevation < -45
-    assert -30 < free.elevation < -10
 
 
 @pytest.mark.parametrize("aspect", [4 / 3, 16 / 9, 0.5])

@@ -149,17 +149,6 @@ def test_replay_command_prints_a_table_and_json(incident: Incident, capsys: pyte
     assert data["conclusion"] == lines[-1]
 
 
-def test_replay_command_reports_a_mistake_in_one_line_with_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(str(tmp_path)) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == (
-        f"rlstable: {tmp_path}: is no incident, it has no incident.json; use a folder runs/.../incidents/<name>\n"
-    )
-
-
 class Overflowing(PointMass):
     """Whose reward is infinite in float32, which 1e60 does not fit into, and 138 in float64."""
 

@@ -175,32 +175,6 @@ def test_report_compares_several_runs(finished: Path, troubled: Path, capsys: py
     assert text.count("<tr>") > 10
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run={run}", "sweep={run}"], "run: cannot be combined with sweep; leave one of them out"),
-        (["sweep=no/such"], "sweep: there is no folder no/such"),
-        (["sweep={empty}"], "holds no job; sweeps are in runs/sweeps/<time>"),
-        (["run={empty}"], "is not a run folder, it has no config.yaml"),
-        (["run={run}", "out={run}"], "out: {run} is a folder; give a file"),
-        (
-            ["run={run}", "out={run}/config.yaml"],
-            "out: {run}/config.yaml exists and is not a page; choose a name that ends",
-        ),
-        (["run={run}", "out=" + "x" * 300], "File name too long"),
-        (["run={run}", "out=/proc/report.html"], ".part: No such file or directory"),
-        (["run={run}", "colour=red"], "colour: unknown key"),
-    ],
-)
-def test_report_command_reports_a_mistake_in_one_line_with_exit_code_2(
-    words: list[str], message: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places = {"run": finished, "empty": tmp_path}
-    assert run(*(word.format(**places) for word in words)) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and message.format(**places) in printed.err
-
-
 @pytest.mark.parametrize(("size", "dark"), [(DESKTOP, False), (PHONE, True)], ids=["desktop", "phone"])
 def test_browser_shows_the_report(troubled: Path, size: tuple[int, int], dark: bool, tmp_path: Path) -> None:
     with opened(troubled / "report.html", size, dark) as found:
