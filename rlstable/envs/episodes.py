@@ -12,26 +12,19 @@ from rlstable.device.trees import EnvState, PyTree
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.base import both
 
-Policy = Callable[[Any, jax.Array], jax.Array]
+Policy = Callable[[Any, jax.Array], jax.Array]  # from observations [B, ...] and a random key to actions [B, A]
 
 _MOST_ACTIONS = 100  # actions between two checks whether an episode still runs; each check costs a GPU a transfer
 PART = 1000  # actions of a part of longer episodes; between two parts a signal can stop an evaluation
 
 
 class Episodes(NamedTuple):
-    """One episode per environment.
+    """One episode per environment."""
 
-    Attributes:
-        metrics: Sums over the episode by name, including `reward`, `[B]` each.
-        length: Number of steps, `[B]`.
-        aborted: 1.0 where the simulation went bad before the episode ended, `[B]`.
-        last_observation: After the last action, also of ended environments, `[B, ...]`; None during the episodes.
-    """
-
-    metrics: dict[str, jax.Array]
-    length: jax.Array
-    aborted: jax.Array
-    last_observation: PyTree | None = None
+    metrics: dict[str, jax.Array]  # sums over the episode by name, including `reward`, [B] each
+    length: jax.Array  # number of steps, [B]
+    aborted: jax.Array  # 1.0 where the simulation went bad before the episode ended, [B]
+    last_observation: PyTree | None = None  # after the last action, [B, ...]; None during the episodes
 
 
 class Part(NamedTuple):
@@ -50,13 +43,8 @@ class Part(NamedTuple):
 def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Episodes:
     """Plays one episode in every environment, to its end or until the environment goes bad.
 
-    The program ends soon after the last episode: bad policies, which fall at once, are evaluated quickly.
-
-    Args:
-        env: Vectorised environments; without guards no episode is aborted.
-        policy: Function from observations `[B, ...]` and a random key to actions `[B, A]`.
-        keys: One random key per environment, for the resets.
-        key: Random key of the policy.
+    The program ends soon after the last episode: bad policies, which fall at once, are evaluated quickly. Without
+    guards no episode is aborted. `keys` are one per environment, for the resets; `key` is the policy's.
     """
     return _played(env, policy, first_part(env, policy, keys, key)).episodes
 

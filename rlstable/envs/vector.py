@@ -43,25 +43,17 @@ _NEVER_RESET = (FIRST_STATE, MODEL, _DONE_COUNT, *_EPISODE)
 class VectorEnv:
     """Many copies of an environment, stepped together.
 
-    Attributes:
-        env: One environment with Brax's Env interface.
-        episode_length: Steps after which an episode is cut, action repeat included.
-        action_repeat: Environment steps per action.
-        guards: Guards of the env site, by name. Without guards the traced program contains no checks.
-        reset_from_pool: Whether each new episode draws its first state from the pool. If False, an environment always
-            restarts from the same first state.
-        per_pass: Number of environments to step at once; None for all.
-        restore_info: Whether a reset to the cached first state restores `info`, and the fields that the class of the
-            state adds, too.
+    An environment restarts from the same first state, cached at its reset, or from states of the pool. Without guards
+    the traced program contains no checks.
     """
 
-    env: Any
-    episode_length: int
-    action_repeat: int
-    guards: Mapping[str, Guard]
-    reset_from_pool: bool = False
-    per_pass: int | None = None
-    restore_info: bool = False
+    env: Any  # one environment with Brax's Env interface
+    episode_length: int  # steps after which an episode is cut, action repeat included
+    action_repeat: int  # environment steps per action
+    guards: Mapping[str, Guard]  # of the env site, by name
+    reset_from_pool: bool = False  # whether each new episode draws its first state from the pool
+    per_pass: int | None = None  # number of environments to step at once; None for all
+    restore_info: bool = False  # whether a reset restores `info` and additional fields of the state, too
 
     @property
     def uses_pool(self) -> bool:

@@ -129,9 +129,8 @@ class Evaluator:
     ) -> list[EvaluationMetrics]:
         """Metrics `eval/...` per policy. Means cover the episodes that count, and are None if no episode counts.
 
-        Raises:
-            Abandoned: `stops`, which is called between two parts of long episodes, returned True.
-            OutOfMemory: The device has not enough memory for one episode.
+        Raises `Abandoned` if `stops`, which is called between two parts of long episodes, returns True, and
+        `OutOfMemory` if the device has not enough memory for one episode.
         """
         started = time.perf_counter()
         played = self.play(policies, stops)

@@ -133,9 +133,8 @@ def load_policy_environment(
 ) -> tuple[Config, Loaded]:
     """The configuration for `evaluate_run`'s arguments, and the environment.
 
-    Raises:
-        ConfigError: The environment does not support the backend, its observations or actions do not fit the policy, or
-            the folder names code that the user does not trust.
+    Raises `ConfigError` if the environment does not support the backend or does not fit the policy, or if the folder
+    names code that the user does not trust.
     """
     require_trust(run.folder / "config.yaml", run.config, run.trust)
     evaluation = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})

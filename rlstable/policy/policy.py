@@ -39,9 +39,6 @@ class Policy:
 
     An action is bad if the observation, the raw action or the squashed action is not finite. Checking only the squashed
     action is not enough, because tanh and clip hide infinities. Each batch element is checked alone.
-
-    Raises:
-        ValueError: `safe_action` does not fit the action.
     """
 
     networks: Networks

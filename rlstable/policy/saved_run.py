@@ -50,10 +50,8 @@ class SavedRun:
 def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> SavedRun:
     """Opens a finished, running or interrupted run, without importing or calling code that the folder names.
 
-    `which` is as for `rlstable.load_policy`; `trust` is for the code of a folder that another user owns.
-
-    Raises:
-        ConfigError: The folder has no run, or no checkpoint that can be read, or a flag of JAX is unusable.
+    `which` is as for `rlstable.load_policy`; `trust` is for the code of a folder that another user owns. Raises
+    `ConfigError` without a run or a checkpoint that can be read, or if a flag of JAX is unusable.
     """
     check_flags()
     # Must run before JAX is initialised, that is before the policy's arrays exist: native physics needs the flag.

@@ -50,8 +50,7 @@ def own_engine(incident: Incident) -> str:
 def step_again(incident: Incident) -> list[Outcome]:
     """Replays the step in every engine that has the environment's physics.
 
-    Raises:
-        ConfigError: The environment cannot be built here, or differs from the incident's.
+    Raises `ConfigError` if the environment cannot be built here, or differs from the incident's.
     """
     before = _state_before(incident)
     engines = (FLOAT32, FLOAT64) if computes_in_float64(load_env(incident.config.env)) else (FLOAT32,)
@@ -61,12 +60,9 @@ def step_again(incident: Incident) -> list[Outcome]:
 
 
 def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) -> Outcome:
-    """Replays the step with the environment itself.
+    """Replays the step from the whole state `before` it with the environment itself.
 
-    Args:
-        incident: The incident.
-        before: The whole state before the step.
-        engine: `float32`, with the matrix products of the run, or `float64`, with the model in float64, too.
+    The engine is `float32`, with the matrix products of the run, or `float64`, with the model in float64, too.
     """
     config, wide = incident.config, engine == FLOAT64
     # The model of a run in float64 is in float32.
@@ -94,7 +90,7 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
 
 
 def _draws(incident: Incident) -> bool:
-    """Returns whether the step changed a random key of the environment."""
+    """Whether the step changed a random key of the environment."""
     before, after = incident.part("before"), incident.part("after")
     keys = (name for name, x in before.items() if x.dtype == np.uint32 and name.split("/")[-1] not in PROBES)
     return any(name in after and not np.array_equal(before[name], after[name]) for name in keys)
@@ -150,7 +146,7 @@ def _step_quietly(mujoco: Any, model: Any, data: Any) -> None:
 
 
 def _state_before(incident: Incident) -> dict[str, np.ndarray]:
-    """Returns the state before the step, without the arrays of injected faults.
+    """The state before the step, without the arrays of injected faults.
 
     An incident stores only the inputs of MuJoCo's step. All other arrays come from a first state; the step computes
     them again.
@@ -168,7 +164,7 @@ def _state_before(incident: Incident) -> dict[str, np.ndarray]:
 
 
 def _physics_of(before: Mapping[str, np.ndarray]) -> str | None:
-    """Returns the name of MuJoCo's physics in a state; None with other physics."""
+    """The name of MuJoCo's physics in a state; None with other physics."""
     return next((root for root in ("pipeline_state", "data") if f"{root}/qacc_warmstart" in before), None)
 
 
@@ -179,11 +175,7 @@ def _first_states(env: Any, config: Config, key: jax.Array) -> Any:
 
 
 def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray]) -> Any:
-    """Returns the state before the step as the environment's pytree.
-
-    Raises:
-        ConfigError: The saved state does not fit this environment, or is incomplete.
-    """
+    """The state before the step as the environment's pytree; a `ConfigError` if it does not fit or is incomplete."""
     folder, left = incident.folder, dict(before)
     not_fit = f"{folder}: the incident does not fit this {incident.config.env.name}"
     remedy = "replay it with the code that the run was trained with"
@@ -215,7 +207,7 @@ def _as(array: np.ndarray, like: Any) -> jax.Array:
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:
-    """Returns the leaves by name, with typed random keys as integers."""
+    """The leaves by name, with typed random keys as integers."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(describe(path, x).path, _data(x)) for path, x in paths]
 

@@ -19,25 +19,15 @@ _MOST_OTHERS = 5  # further bad arrays in the table
 
 
 class Report(NamedTuple):
-    """A replayed incident.
-
-    Attributes:
-        incident: The incident.
-        columns: Arrays by column: before the step, after the step in the run, and after the step in each engine.
-        bad: Bad values by column.
-        same: Comparison of the run with the engine that has the run's arithmetic.
-        first: The quantity that went bad first, and its engines.
-        conclusion: The origin of the bad number.
-        notes: Remarks by engine.
-    """
+    """A replayed incident."""
 
     incident: Incident
-    columns: dict[str, Mapping[str, np.ndarray]]
-    bad: dict[str, list[BadNumber]]
-    same: str
-    first: str
-    conclusion: str
-    notes: dict[str, str]
+    columns: dict[str, Mapping[str, np.ndarray]]  # arrays before the step, after it in the run, and in each engine
+    bad: dict[str, list[BadNumber]]  # bad values by column
+    same: str  # comparison of the run with the engine that has the run's arithmetic
+    first: str  # the quantity that went bad first, and its engines
+    conclusion: str  # the origin of the bad number
+    notes: dict[str, str]  # remarks by engine
 
 
 def compare(incident: Incident, outcomes: list[Outcome]) -> Report:
@@ -80,7 +70,7 @@ def _is_float(array: np.ndarray) -> bool:
 
 
 def _distance(run: np.ndarray, again: np.ndarray) -> float:
-    """Returns the difference as a share of the magnitude; infinite if only one array is finite."""
+    """The difference as a share of the magnitude; infinite if only one array is finite."""
     run, again = run.astype(np.float64), again.astype(np.float64)
     if not np.array_equal(np.isfinite(run), np.isfinite(again)):
         return float("inf")
@@ -100,7 +90,7 @@ def _first(bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
 
 
 def conclude(incident: Incident, bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
-    """Returns a sentence with the origin of the bad number and the advice."""
+    """A sentence with the origin of the bad number and the advice."""
     replayed, own = [engine for engine in engines if bad[engine]], own_engine(incident)
     if any(one.array == "action" for one in bad[RUN]):
         return "the action was bad before the step: the policy is the cause; see the trips of update and state guards."
@@ -134,7 +124,7 @@ def _listed(names: list[str]) -> str:
 
 
 def rows(report: Report) -> list[tuple[str, list[str]]]:
-    """Returns the rows of the table in the order in which a bad number spreads, with one cell per column."""
+    """The rows of the table in the order in which a bad number spreads, with one cell per column."""
     filled = {name for arrays in report.columns.values() for name, array in arrays.items() if array.size}
     names = in_causal_order(filled)
     main = [name for name in names if group(name) == "obs" or name.removeprefix(f"{name.split('/')[0]}/") in _MAIN]
@@ -155,7 +145,7 @@ def _cell(report: Report, column: str, name: str) -> str:
 
 
 def table(report: Report) -> Table:
-    """Returns the table for a terminal; bad values are red."""
+    """The table for a terminal; bad values are red."""
     shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     shown.add_column("  largest magnitude, or bad value", no_wrap=True)
     for column in report.columns:
@@ -168,7 +158,7 @@ def table(report: Report) -> Table:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """Returns the report as data for JSON; numbers that are not finite become text."""
+    """The report as data for JSON; numbers that are not finite become text."""
     facts = report.incident.facts
     return {
         "incident": str(report.incident.folder),

@@ -92,12 +92,7 @@ def sweep_report(argv: Sequence[str] | None = None) -> None:
 
 
 def write(options: ReportOptions) -> Path:
-    """Writes the page and returns its path.
-
-    Raises:
-        ConfigError: A folder holds no run.
-        OSError: The file cannot be written.
-    """
+    """Writes the page and returns its path; a `ConfigError` if a folder holds no run."""
     from rlstable.io.files import write_atomically
     from rlstable.report.page import page
     from rlstable.report.run_record import read_records

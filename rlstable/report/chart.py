@@ -56,7 +56,7 @@ class Scale(NamedTuple):
 
 
 def mean_of(lines: Sequence[Line], name: str, colour: int) -> Line:
-    """Returns the mean of the lines of seeds, with a band from the least to the greatest seed.
+    """The mean of the lines of seeds, with a band from the least to the greatest seed.
 
     Between its points a seed is interpolated, and beyond them it counts with its last value: a mean without the seeds
     that ended early, because they were good or bad, would mislead. Of a repeated step the last value counts.
@@ -68,7 +68,7 @@ def mean_of(lines: Sequence[Line], name: str, colour: int) -> Line:
 
 
 def thinned(line: Line) -> Line:
-    """Returns the line with at most `_BINS` points, and with a band if points were grouped."""
+    """The line with at most `_BINS` points, and with a band if points were grouped."""
     if len(line.x) <= _BINS:
         return line
     edges = np.linspace(0, len(line.x), _BINS + 1).astype(int)
@@ -87,7 +87,7 @@ def chart(
     large: bool = False,
     marks: Sequence[Mark] = (),
 ) -> str:
-    """Returns a chart of lines with points up to the step `end` as SVG, with the data of the page's cursor script.
+    """A chart of lines with points up to the step `end` as SVG, with the data of the page's cursor script.
 
     `may_be_log` allows a logarithmic scale for a wide range of positive numbers; `large` is as wide as the page.
     """
@@ -127,7 +127,7 @@ def step_labels(x: Scale, about: int, height: float) -> str:
 
 
 def readable(value: float, step: float | None = None) -> str:
-    """Returns a number as a short text: 12.3k, 4M, 1e-05. Numbers that are `step` apart look different."""
+    """A number as a short text: 12.3k, 4M, 1e-05. Numbers that are `step` apart look different."""
     if value == 0:
         return "0"
     size = abs(value)

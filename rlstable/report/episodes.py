@@ -14,7 +14,7 @@ _LINKS = 20  # of a run; the newest recordings
 
 
 def episodes(records: Sequence[RunRecord]) -> str:
-    """Returns the section about a run, or about the seeds of a run; empty without recordings.
+    """The section about a run, or about the seeds of a run; empty without recordings.
 
     Links are relative to the run folder, in which the page lies by default. Other runs have no common folder.
     """
@@ -43,7 +43,7 @@ def recordings(run_dir: Path) -> list[Path]:
 
 
 def _embedded(page: Path, base: Path) -> str:
-    """Returns a recording inside the page, folded away, without access to anything but itself."""
+    """A recording inside the page, folded away, without access to anything but itself."""
     frame = f'<iframe sandbox="allow-scripts" data-src="{_address(page, base)}" title="recorded episode"></iframe>'
     # Loaded when it is unfolded: the page of a running run loads itself again and again.
     load = "const frame = this.querySelector('iframe'); if (this.open) frame.src = frame.dataset.src"

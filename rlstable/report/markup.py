@@ -16,12 +16,9 @@ REFRESH_SECONDS = 30  # between two pages of a run that has not ended
 
 
 def document(title: str, parts: Sequence[str], refresh: bool = False) -> str:
-    """Returns a whole page as one HTML file that loads nothing from a server.
+    """A whole page as one HTML file that loads nothing from a server; empty parts are left out.
 
-    Args:
-        title: Title as text.
-        parts: Parts as HTML; empty parts are left out.
-        refresh: Whether the browser loads the page again now and then, because a run is still writing it.
+    With `refresh` the browser loads the page again now and then, because a run is still writing it.
     """
     again = f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">' if refresh else ""
     body = "\n".join(filter(None, parts))
@@ -54,7 +51,7 @@ def duration(seconds: float | None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """Returns a table; its cells are HTML, and `numbers` are the columns that are aligned to the right."""
+    """A table; its cells are HTML, and `numbers` are the columns that are aligned to the right."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
@@ -72,12 +69,12 @@ def swatch(index: int) -> str:
 
 
 def stop_reason(result: Mapping[str, Any] | None) -> str:
-    """Returns the name of a run's stop reason; `not ended` without a result."""
+    """The name of a run's stop reason; `not ended` without a result."""
     return "not ended" if result is None else str(result.get("stop_reason"))
 
 
 def coloured_ending(result: Mapping[str, Any] | None) -> str:
-    """Returns the stop reason in its colour as HTML, with the meaning as tooltip."""
+    """The stop reason in its colour as HTML, with the meaning as tooltip."""
     known = StopReason.__members__.get(stop_reason(result))
     meaning = "the run is still running, or was killed" if result is None else known.meaning if known else ""
     outside = result is None or known in FROM_OUTSIDE

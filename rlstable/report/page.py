@@ -26,7 +26,7 @@ _SEED_KEYS = {"seed", "logging.wandb.name", "resume"}  # settings that differ be
 
 
 def page(records: Sequence[RunRecord], refresh: bool = False) -> str:
-    """Returns the page of one or more runs as HTML.
+    """The page of one or more runs as HTML.
 
     `refresh` makes the browser load the page again now and then, because a run is still writing it.
     """
@@ -119,7 +119,7 @@ def _advice(record: RunRecord) -> str:
 
 
 def _signs(records: Sequence[RunRecord]) -> str:
-    """Returns the signs of trouble, each once per run with its latest text."""
+    """The signs of trouble, each once per run with its latest text."""
     items = []
     for index, record in enumerate(records):
         told = record.of_kind("sign", "sign_recovered")
@@ -166,7 +166,7 @@ def _differences(records: Sequence[RunRecord]) -> str:
 
 
 def _next_commands(records: Sequence[RunRecord]) -> str:
-    """Returns the commands that use the policy of a single run that has ended; none for a ruined policy."""
+    """The commands that use the policy of a single run that has ended; none for a ruined policy."""
     record = records[0]
     ruined = LOSS_NOT_FINITE in dict(record.warnings)
     if len(records) > 1 or ruined or record.result is None or not (record.folder / "checkpoints").is_dir():

@@ -58,7 +58,7 @@ PANELS = (
 
 
 def curves(records: Sequence[RunRecord], of_seeds: bool) -> str:
-    """Returns the charts except the return: first what matters most, the rest folded away.
+    """The charts except the return: first what matters most, the rest folded away.
 
     `of_seeds` says whether the runs differ only in their seed.
     """
@@ -74,7 +74,7 @@ def curves(records: Sequence[RunRecord], of_seeds: bool) -> str:
 
 
 def figure(panel: Panel, records: Sequence[RunRecord], of_seeds: bool) -> str:
-    """Returns the chart of a panel with its title and legend; empty if the runs did not log its metrics.
+    """The chart of a panel with its title and legend; empty if the runs did not log its metrics.
 
     The first of `PANELS` is large and has marks. Of runs that differ only in their seed, the mean is drawn, too.
     """
@@ -95,7 +95,7 @@ def figure(panel: Panel, records: Sequence[RunRecord], of_seeds: bool) -> str:
 
 
 def _legend(lines: Sequence[Line]) -> str:
-    """Returns the names of the lines with their colours; empty for one line."""
+    """The names of the lines with their colours; empty for one line."""
     named = [line for line in lines if not line.thin]
     if len(lines) < 2:
         return ""

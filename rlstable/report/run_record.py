@@ -45,11 +45,11 @@ class RunRecord:
         return float(max(steps, default=0))
 
     def rows_with(self, key: str) -> list[dict[str, Any]]:
-        """Returns the rows in which a metric is finite."""
+        """The rows in which a metric is finite."""
         return [row for row in self.rows if is_number(row.get(key)) and "step" in row]
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the steps and the finite values of a metric, `[N]` each."""
+        """The steps and the finite values of a metric, `[N]` each."""
         found = np.array([(row["step"], row[key]) for row in self.rows_with(key)], np.float64).reshape(-1, 2)
         return found[:, 0], found[:, 1]
 
@@ -66,7 +66,7 @@ class RunRecord:
         return outcome_of(None)._replace(value=float(returns[-1]), best=float(returns.max()))
 
     def trips(self) -> dict[str, list[tuple[float, float]]]:
-        """Returns the steps and the numbers of trips by guard.
+        """The steps and the numbers of trips by guard.
 
         The events count them, because a rollback also resets the counters of the metrics.
         """
@@ -99,11 +99,7 @@ class RunRecord:
 
 
 def read_record(folder: str | Path) -> RunRecord:
-    """Reads a run folder, also of a run that is running or was killed.
-
-    Raises:
-        ConfigError: The folder is not a run folder.
-    """
+    """Reads a run folder, also of a run that is running or was killed; a `ConfigError` if it is none."""
     folder = expand_home(folder)
     settings = flat(read_settings(folder))
     (rows, torn_rows), (events, torn_events) = (_lines(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
@@ -122,7 +118,7 @@ def read_records(folder: str | Path) -> list[RunRecord]:
 
 
 def last_row(folder: Path) -> dict[str, Any]:
-    """Returns the last row that a run logged, without step and time; empty without rows."""
+    """The last row that a run logged, without step and time; empty without rows."""
     rows = _lines(folder / "metrics.jsonl")[0]
     return {key: value for key, value in (rows[-1] if rows else {}).items() if key not in ("step", "time")}
 
@@ -138,14 +134,14 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(records: Iterable[RunRecord]) -> dict[str, list[Any]]:
-    """Returns the settings that differ between runs: values by key, one per run; None if a run lacks the key."""
+    """The settings that differ between runs: values by key, one per run; None if a run lacks the key."""
     settings = [record.settings for record in records]
     values = {key: [run.get(key) for run in settings] for run in settings for key in run}
     return {key: by_run for key, by_run in values.items() if any(value != by_run[0] for value in by_run)}
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Returns the objects of a file of JSON lines, and the number of unreadable lines.
+    """The objects of a file of JSON lines, and the number of unreadable lines.
 
     The last line of a killed run can be torn. A line with an impossible step or time is unreadable, too.
     """
@@ -171,6 +167,6 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def is_number(value: Any, most: float = _MOST) -> bool:
-    """Returns whether a value is a number that can be drawn."""
+    """Whether a value is a number that can be drawn."""
     # NaN and infinity fail this comparison. It works for integers of any length.
     return isinstance(value, int | float) and not isinstance(value, bool) and -most < value < most

@@ -77,7 +77,7 @@ class Setting:
         return (-math.inf, 0.0) if self.iqm is None else (self.iqm.value, sum(self.scores) / len(self.scores))
 
     def label(self, keys: Sequence[str]) -> str:
-        """Returns the values of some keys, such as `ppo.learning_rate=0.001`."""
+        """The values of some keys, such as `ppo.learning_rate=0.001`."""
         return " ".join(f"{key}={value}" for key, value in self.values if key in keys) or "default"
 
     @property
@@ -88,11 +88,7 @@ class Setting:
 
 
 def read_sweep(folder: Path) -> list[Job]:
-    """Returns the jobs of a sweep in order, one job per seed, also those that have not ended.
-
-    Raises:
-        ConfigError: There is no job.
-    """
+    """The jobs of a sweep in order, one job per seed, also those that have not ended; a `ConfigError` without a job."""
     if not folder.is_dir():
         raise ConfigError(f"sweep: there is no folder {folder}; sweeps are in runs/sweeps/<time>")
     folders = [path for path in folder.iterdir() if any((path / name).is_file() for name in _FILES)]
@@ -103,7 +99,7 @@ def read_sweep(folder: Path) -> list[Job]:
 
 
 def settings_of(jobs: Sequence[Job]) -> list[Setting]:
-    """Returns the settings, best first; settings without a return are last."""
+    """The settings, best first; settings without a return are last."""
     grouped: dict[Values, list[Job]] = {}
     for job in jobs:
         grouped.setdefault(job.setting, []).append(job)
@@ -127,7 +123,7 @@ def no_best(jobs: Sequence[Job], settings: Sequence[Setting]) -> str:
 
 
 def how_sure(settings: Sequence[Setting], keys: Sequence[str]) -> str:
-    """Returns whether the seeds tell the best setting from the next one, as a sentence; empty for a single setting."""
+    """Whether the seeds tell the best setting from the next one, as a sentence; empty for a single setting."""
     if len(settings) < 2:
         return ""
     (best, following), seeds = settings[:2], min(len(setting.scores) for setting in settings[:2])
@@ -143,12 +139,12 @@ def how_sure(settings: Sequence[Setting], keys: Sequence[str]) -> str:
 
 
 def interval(found: Estimate | None) -> str:
-    """Returns the interval of an estimate as text, such as `[6.0, 10.0]`; a dash for a single value."""
+    """The interval of an estimate as text, such as `[6.0, 10.0]`; a dash for a single value."""
     return "–" if found is None or found.low is None else f"[{found.low:,.1f}, {found.high:,.1f}]"
 
 
 def job_number(folder: Path) -> tuple[int, str]:
-    """Returns a key that sorts the folders of jobs: by number, folders with another name last."""
+    """A key that sorts the folders of jobs: by number, folders with another name last."""
     return (int(folder.name), "") if folder.name.isdigit() else (sys.maxsize, folder.name)
 
 

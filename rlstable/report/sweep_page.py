@@ -17,7 +17,7 @@ from rlstable.report.sweep import Job, Setting, Values, how_sure, interval, no_b
 
 
 def sweep_page(folder: Path, jobs: Sequence[Job], page_folder: Path | None = None) -> str:
-    """Returns the page of a sweep as HTML; its links go from `page_folder`, by default the folder of the sweep."""
+    """The page of a sweep as HTML; its links go from `page_folder`, by default the folder of the sweep."""
     settings = settings_of(jobs)
     varied = varied_keys(settings)
     title = f"sweep {folder.absolute().name}"
@@ -130,7 +130,7 @@ def _runs(jobs: Sequence[Job], varied: Sequence[str], swatches: dict[Values, str
 
 
 def _link(job: Job, page_folder: Path) -> str:
-    """Returns the address of a run's page, or of its folder without a page."""
+    """The address of a run's page, or of its folder without a page."""
     # The seeds of one run also share a page in the folder above.
     pages = [job.folder / "report.html", *([job.folder.parent / "report.html"] if job.seed is not None else [])]
     target = next((page for page in pages if page.is_file()), job.folder)
@@ -138,5 +138,5 @@ def _link(job: Job, page_folder: Path) -> str:
 
 
 def _outcome(job: Job) -> Outcome:
-    """Returns the outcome of a run, so far if it has not ended."""
+    """The outcome of a run, so far if it has not ended."""
     return job.record.outcome if job.result is None and job.record is not None else outcome_of(job.result)

@@ -19,13 +19,9 @@ from rlstable.supervise.stop_reasons import StopReason, command
 
 
 class SweepSummary(Callback):
-    """Prints one table at the end of a sweep. Reads the jobs' `result.json`, so that it works with every launcher.
+    """Prints one table at the end of a sweep. Reads the jobs' `result.json`, so that it works with every launcher."""
 
-    Attributes:
-        exit_codes: Exit codes of the last sweep's jobs, which may have run in other processes.
-    """
-
-    exit_codes: ClassVar[list[int]] = []
+    exit_codes: ClassVar[list[int]] = []  # of the last sweep's jobs, which may have run in other processes
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from rich.console import Console

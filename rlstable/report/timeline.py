@@ -29,7 +29,7 @@ _LANES = (
 
 
 def lanes(record: RunRecord) -> dict[str, list[Mark]]:
-    """Returns the marks by lane, without empty lanes; the value of a mark is its number of trips."""
+    """The marks by lane, without empty lanes; the value of a mark is its number of trips."""
     found: dict[str, list[Mark]] = {}
     for guard, trips in record.trips().items():
         found[f"trips of {guard}"] = [
@@ -43,13 +43,13 @@ def lanes(record: RunRecord) -> dict[str, list[Mark]]:
 
 
 def event_text(event: dict[str, object]) -> str:
-    """Returns an event in one line, as on the console."""
+    """An event in one line, as on the console."""
     fields = {key: value for key, value in event.items() if key not in ("step", "time", "kind")}
     return describe_event(str(event.get("kind")), fields)
 
 
 def timeline(record: RunRecord, end: float) -> str:
-    """Returns the lanes as SVG; empty if nothing but starts and ends happened."""
+    """The lanes as SVG; empty if nothing but starts and ends happened."""
     found = lanes(record)
     if found.keys() <= {"starts and ends"}:
         return ""
