@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any
 
 import mujoco
@@ -108,23 +107,6 @@ def test_simulation_without_memory_for_its_constraints_gives_nan():
     simulations = Simulations(small, 2)
     state = started(simulations)
     assert np.isnan(stepped(simulations, state, 60)["qpos"]).all()
-
-
-def test_simulations_may_step_in_several_threads_at_once():
-    """Each thread has its own batch, and there are no more batches than threads."""
-    simulations = Simulations(model(), 1)
-    first = started(simulations)
-    expected = stepped(simulations, first, 50)
-    found: list[dict[str, np.ndarray]] = []
-    threads = [threading.Thread(target=lambda: found.append(stepped(simulations, first, 50))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    for one in found:
-        assert_same(one, expected)
-    assert len(simulations._free[ROWS]) <= 4
 
 
 ARM = """

@@ -270,9 +270,7 @@ def test_policy_step_rejects_a_carry_of_another_batch_shape() -> None:
 
 @pytest.mark.parametrize("safe", [(0.0,), (0.0, 0.0, 0.0), (0.0, NAN), (0.0, 1e39), (0.0, "0"), 0.0])
 def test_invalid_safe_action_is_rejected(safe: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"safe_action: .* None for zeros, or a tuple of 2 finite numbers, one per action"
-    ):
+    with pytest.raises(ValueError, match=r"safe_action: .* None for zeros, or a tuple of 2 finite numbers"):
         untrained(safe_action=safe)
 
 

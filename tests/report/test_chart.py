@@ -24,20 +24,10 @@ def test_ticks_are_few_and_within_the_range(low: float, span: float, about: int)
     assert np.allclose(np.diff(found, 2), 0, atol=1e-6 * max(abs(low), abs(high), 1e-6))
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (12345, "12.3k"),
-        (4_000_000, "4M"),
-        (-2500, "-2.5k"),
-        (0.00012, "0.00012"),
-        (999, "999"),
-        (2**40, "1.1T"),
-    ],
-)
-def test_numbers_on_an_axis_are_short(value: float, text: str) -> None:
-    assert readable(value) == text
+def test_numbers_on_an_axis_are_short_and_neighbours_differ() -> None:
+    texts = {0: "0", 999: "999", 12345: "12.3k", -2500: "-2.5k", 4_000_000: "4M", 0.00012: "0.00012", 2**40: "1.1T"}
+    assert {value: readable(value) for value in texts} == texts
+    assert [readable(value, 0.05) for value in (11.85, 11.9, 11.95, 12.0)] == ["11.85", "11.9", "11.95", "12"]
 
 
 def test_thinned_line_keeps_a_spike() -> None:
@@ -77,17 +67,11 @@ def seed(curve: dict[float, float]) -> Line:
     return Line("", np.array(list(curve)), np.array(list(curve.values())))
 
 
-@pytest.mark.parametrize(
-    ("seeds", "steps", "mean"),
-    [
-        ([{0: 0.0, 10: 10.0}, {5: 1.0, 15: 3.0}], [0, 5, 10, 15], [0.5, 3.0, 6.0, 6.5]),
-        ([{5: 100.0}, {5: 10.0, 9: 20.0}], [5, 9], [55.0, 60.0]),
-    ],
-    ids=["other steps are interpolated", "a seed that ended early keeps its last value"],
-)
-def test_mean_of_seeds_covers_all_steps(seeds: list[dict[float, float]], steps: list[float], mean: list[float]) -> None:
-    line = mean_of([seed(one) for one in seeds], "a", 0)
-    assert (line.x.tolist(), line.y.tolist()) == (steps, mean)
+def test_mean_of_seeds_covers_all_steps() -> None:
+    """Other steps are interpolated, and a seed that ended early keeps its last value."""
+    line = mean_of([seed({0: 0.0, 10: 10.0}), seed({5: 1.0, 15: 3.0})], "a", 0)
+    assert (line.x.tolist(), line.y.tolist()) == ([0, 5, 10, 15], [0.5, 3.0, 6.0, 6.5])
+    assert line.band is not None and [edge.tolist() for edge in line.band] == [[0, 1, 2, 3], [1, 5, 10, 10]]
 
 
 def test_mean_of_seeds_takes_the_last_value_of_a_step_that_a_rollback_repeats() -> None:
