@@ -27,8 +27,7 @@ def mistakes(env: Any, what: str, kept: Sequence[Mapping[str, Any]], programs: S
         before, between, after = kept
         changed = {name for name in after if after[name] != between.get(name)}
         changed |= {name for name in before if before[name] != between.get(name)}
-        names = ", ".join(sorted(changed))
-        once = f"{what} changes {names}, but JAX runs its Python code only once, while tracing; keep it in info"
+        once = f"{what} changes {', '.join(sorted(changed))}, but JAX runs its Python code only once, while tracing; keep it in info"
         twice = (
             "np.random or time, whose values never change in the compiled program; use jax.random with a key in info"
         )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -34,10 +35,10 @@ def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, wid
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mujoco.mj_saveModel(recorded.model, str(folder / "model.mjb"))
-        episode = {"positions": recording.positions, "rewards": recording.rewards, "aborted": recording.aborted}
-        title = f"{recorded.title}, {recording.name}"
-        film = {"seconds": recorded.seconds, "title": title, "size": (width, height), "film": f"film{path.suffix}"}
-        np.savez(folder / "episode.npz", **episode, **film)
+        arrays: dict[str, Any] = {"positions": recording.positions, "rewards": recording.rewards}
+        arrays |= {"aborted": recording.aborted, "title": f"{recorded.title}, {recording.name}"}
+        arrays |= {"seconds": recorded.seconds, "size": (width, height), "film": f"film{path.suffix}"}
+        np.savez(folder / "episode.npz", **arrays)
         _draw(folder, _LEAST_SECONDS + _SECONDS_PER_SECOND * recorded.seconds * len(recording.rewards))
         write_atomically(path, (folder / f"film{path.suffix}").read_bytes())
 

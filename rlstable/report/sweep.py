@@ -21,7 +21,6 @@ from rlstable.supervise.stop_reasons import StopReason, train_command
 
 Values = tuple[tuple[str, str], ...]  # overrides without seeds: keys and values as text
 _FILES = ("result.json", "overrides.json")  # a job's folder has at least one of these
-_LEAST_SEEDS = 3  # with fewer seeds, no two settings are told apart
 _CUT_SHORT = ("not ended", StopReason.interrupted.name, StopReason.preempted.name)
 
 
@@ -120,22 +119,6 @@ def no_best(jobs: Sequence[Job], settings: Sequence[Setting]) -> str:
     if not settings or settings[0].iqm is None:
         return "No setting is the best: no run has a return."
     return ""
-
-
-def how_sure(settings: Sequence[Setting], keys: Sequence[str]) -> str:
-    """Whether the seeds tell the best setting from the next one, as a sentence; empty for a single setting."""
-    if len(settings) < 2:
-        return ""
-    (best, following), seeds = settings[:2], min(len(setting.scores) for setting in settings[:2])
-    found, other = best.iqm, following.iqm
-    if found is None or other is None:
-        return "No other setting has a return."
-    apart = f"The seeds do not tell this setting from the next one, {following.label(keys)}: "
-    if seeds < _LEAST_SEEDS or found.low is None or other.high is None:
-        return f"{apart}{'one seed is' if seeds == 1 else 'two seeds are'} not enough."
-    if found.low <= other.high:
-        return f"{apart}the 95 % intervals overlap."
-    return f"Better than the next setting, {following.label(keys)}: the 95 % intervals do not overlap."
 
 
 def interval(found: Estimate | None) -> str:

@@ -13,7 +13,7 @@ from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.report.chart import Line, chart, mean_of
 from rlstable.report.markup import COLOURS, coloured_ending, document, number, stop_reason, swatch, table, text
 from rlstable.report.run_record import RETURN
-from rlstable.report.sweep import Job, Setting, Values, how_sure, interval, no_best, settings_of, varied_keys
+from rlstable.report.sweep import Job, Setting, Values, interval, no_best, settings_of, varied_keys
 
 
 def sweep_page(folder: Path, jobs: Sequence[Job], page_folder: Path | None = None) -> str:
@@ -47,16 +47,13 @@ def _best(jobs: Sequence[Job], settings: Sequence[Setting], varied: Sequence[str
         return f'<p class="card">{text(why_not)}</p>'
     best = settings[0]
     without = len(best.jobs) - len(best.scores)
-    notes = [
-        f"Return <strong>{number(best.iqm and best.iqm.value)}</strong>, 95 % interval <strong>{interval(best.iqm)}"
-        f"</strong>: interquartile mean over {_counted(len(best.scores), 'seed')}.",
-        text(how_sure(settings, varied)),
-        f"Runs without a return do not count: {without:,} of {len(best.jobs):,}." if without else "",
-    ]
+    left_out = f"; {_counted(without, 'run')} without a return" if without else ""
     name = _words(best.label(varied)) if varied else "the only setting"
     return (
         f'<section class="card best"><p class="faint">Best setting</p><p class="name">{name}</p>'
-        f"<p>{' '.join(filter(None, notes))}</p><pre>{text(best.command)}</pre></section>"
+        f"<p>Return <strong>{number(best.iqm and best.iqm.value)}</strong>, 95 % interval <strong>{interval(best.iqm)}"
+        f"</strong>: interquartile mean over {_counted(len(best.scores), 'seed')}{left_out}.</p>"
+        f"<pre>{text(best.command)}</pre></section>"
     )
 
 

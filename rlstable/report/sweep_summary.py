@@ -52,7 +52,7 @@ class SweepSummary(Callback):
 
 def _best(sweep_dir: Path) -> list[str]:
     """The lines about the best setting; none if there is only one setting."""
-    from rlstable.report.sweep import how_sure, interval, no_best, read_sweep, settings_of, varied_keys
+    from rlstable.report.sweep import interval, no_best, read_sweep, settings_of, varied_keys
 
     try:
         settings = settings_of(jobs := read_sweep(sweep_dir))
@@ -65,7 +65,7 @@ def _best(sweep_dir: Path) -> list[str]:
         return [why_not]
     found = f"{best.iqm.value:,.1f} {interval(best.iqm)}".removesuffix(" –")
     return [
-        f"best setting  {best.label(varied)}: return {found}. {how_sure(settings, varied)}",
+        f"best setting  {best.label(varied)}: return {found}",
         f"train it      {best.command}",
     ]
 
