@@ -27,11 +27,13 @@ def mistakes(env: Any, what: str, kept: Sequence[Mapping[str, Any]], programs: S
         before, between, after = kept
         changed = {name for name in after if after[name] != between.get(name)}
         changed |= {name for name in before if before[name] != between.get(name)}
-        once = f"{what} changes {', '.join(sorted(changed))}, but JAX runs its Python code only once, while tracing; keep it in info"
-        twice = (
-            "np.random or time, whose values never change in the compiled program; use jax.random with a key in info"
+        once = "but JAX runs its Python code only once, while tracing; keep it in info"
+        twice = "np.random or time, whose values never change in the compiled program"
+        yield (
+            f"{what} changes {', '.join(sorted(changed))}, {once}"
+            if changed
+            else (f"{what} differs between two traces: {twice}; use jax.random with a key in info")
         )
-        yield once if changed else f"{what} differs between two traces: {twice}"
 
 
 def _attributes(env: Any) -> dict[str, Any]:
