@@ -24,7 +24,6 @@ class LimiterConfig(Section, at="guards.limiters"):
     policy_std_max: Positive | None
     kl: Positive | None
     gradient_norm: Positive | None
-    gradient_block: Positive | None
     update_norm: Positive | None
 
     @model_validator(mode="after")

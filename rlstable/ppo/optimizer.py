@@ -98,13 +98,6 @@ class Optimizer:
         """
         activity = {}
         scale = 1.0 if clip_scale is None else clip_scale
-        if self.limits.gradient_block is not None:
-            split = (lambda x: x) if layout is None else layout.split
-            gradients, activity["gradient_block"] = _clip_blocks(
-                split(gradients), split(params), self.limits.gradient_block
-            )
-            gradients = gradients if layout is None else layout.join(gradients)
-            gradient_norm = optax.global_norm(gradients)
         if self.max_norm is not None:
             activity["gradient_norm"] = limiters.beyond(gradient_norm, self.max_norm * scale)
         direction, new_state = self._transform(scale).update(gradients, opt_state, params)
@@ -176,14 +169,6 @@ def _scaled(direction: PyTree, rates: Rates, layout: ParamFlattener | None) -> P
         name: jax.tree.map(lambda d, rate=rate: -rate * d, direction[name])
         for name, rate in (("policy", rates.policy), ("value", rates.value))
     }
-
-
-def _clip_blocks(gradients: PyTree, params: PyTree, limit: float) -> tuple[PyTree, jax.Array]:
-    """Adaptive gradient clipping (Brock et al. 2021, arXiv:2102.06171), and the share of clipped blocks."""
-    clipped, _ = optax.adaptive_grad_clip(limit).update(gradients, optax.EmptyState(), params)
-    pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(clipped), strict=True)
-    was_clipped = [jnp.any(before != after).astype(jnp.float32) for before, after in pairs]
-    return clipped, jnp.mean(jnp.stack(was_clipped))
 
 
 def count_down_policy_hold(tuning: Tuning) -> Tuning:

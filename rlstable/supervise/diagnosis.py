@@ -57,7 +57,6 @@ _LIMITERS = {
     "policy_std": "raise ppo.entropy_cost where the policy's deviation is too small, else lower it",
     "kl": "lower ppo.learning_rate",
     "gradient_norm": "raise guards.limiters.gradient_norm or lower ppo.reward_scaling",
-    "gradient_block": "raise guards.limiters.gradient_block or lower ppo.learning_rate",
     "update_norm": "lower ppo.learning_rate or raise guards.limiters.update_norm",
 }
 

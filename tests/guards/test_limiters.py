@@ -331,9 +331,7 @@ def scaled(tree: Any, factor: float) -> Any:
     return jax.tree.map(lambda x: factor * x, tree)
 
 
-@pytest.mark.parametrize(
-    "limits", [only(gradient_norm=1.0), only(gradient_block=0.1), only(update_norm=0.1), LimiterConfig()]
-)
+@pytest.mark.parametrize("limits", [only(gradient_norm=1.0), only(update_norm=0.1), LimiterConfig()])
 def test_update_limiters_leave_a_healthy_update_unchanged(limits):
     first, second = candidate(limits, SMALL), candidate(only(), SMALL)
     for a, b in zip(jax.tree.leaves(first[:3]), jax.tree.leaves(second[:3]), strict=True):
@@ -354,21 +352,7 @@ def test_gradient_norm_limiter_scales_the_gradient(factor):
     assert candidate(limits, SMALL).activity == {"gradient_norm": 0.0}
 
 
-def test_gradient_block_limiter_scales_each_unit():
-    """A column of a kernel is limited to a share of its norm, a bias of zero to a share of 0.001."""
-    limits = only(gradient_block=0.1)
-    kept = candidate(limits, SMALL)
-    assert kept.activity == {"gradient_block": 0.0}
-    one = candidate(limits, SMALL | {"b": jnp.array([0.3, 0.4])})
-    assert one.activity == {"gradient_block": 0.5}
-    np.testing.assert_allclose(seen_by_adam(one)["b"], [6e-5, 8e-5], rtol=1e-5)
-    np.testing.assert_allclose(seen_by_adam(one)["w"], SMALL["w"], rtol=1e-6)
-    both = candidate(limits, scaled(SMALL, 1e6))
-    assert both.activity == {"gradient_block": 1.0} and finite(both.params)
-    np.testing.assert_allclose(np.linalg.norm(seen_by_adam(both)["w"], axis=0), [0.5, 0.05], rtol=1e-5)
-
-
-@pytest.mark.parametrize("limits", [only(gradient_norm=1.0), only(gradient_block=0.1), only(update_norm=0.1)])
+@pytest.mark.parametrize("limits", [only(gradient_norm=1.0), only(update_norm=0.1)])
 def test_limiters_leave_a_bad_gradient_to_the_guard(limits):
     """No limiter turns NaN into a number that looks good."""
     spoiled = candidate(limits, SMALL | {"w": SMALL["w"].at[0, 0].set(NAN)})
