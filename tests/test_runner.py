@@ -95,7 +95,7 @@ def test_every_health_metric_is_logged_and_finite(run: tuple[TrainingLoop, Resul
     row = next(row for row in reversed(result.history) if "episode/length" in row and "eval/episode_reward" in row)
     wanted = [
         *(f"training/{name}" for name in (
-            "grad_norm", "update_norm", "kl_mean", "policy_distance", "policy_distance_p99", "clip_fraction",
+            "grad_norm", "update_norm", "kl_mean", "policy_distance", "clip_fraction",
             "explained_variance", "entropy", "learning_rate", "value_learning_rate",
             "policy_dist_min_std", "policy_dist_mean_std", "policy_dist_max_std", "valid_share", "sps", "walltime",
             "total_loss", "policy_loss", "v_loss", "accepted_share", "updates", "episodes",

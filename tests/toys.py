@@ -26,7 +26,7 @@ from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.diagnostics import loss_metrics
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.loss import ppo_loss
+from rlstable.ppo.loss import Loss
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected, Minibatch
@@ -235,10 +235,11 @@ def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tu
 
 def loss_and_metrics(networks: Any, ppo: PPOConfig, limits: guard_config.LimiterConfig) -> Any:
     """A function of params, statistics, minibatch and share of valid samples: the loss and its metrics."""
+    loss = Loss(networks, ppo, limits)
 
     def call(params: Any, statistics: Any, minibatch: Minibatch, share: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        loss, terms = ppo_loss(params, statistics, minibatch, share, networks=networks, config=ppo, limits=limits)
-        return loss, loss_metrics(terms, minibatch, share, limits)
+        terms = loss.terms(params, statistics, minibatch, share)
+        return terms.loss, loss_metrics(terms, minibatch, share, limits)
 
     return call
 
@@ -314,7 +315,7 @@ def experience(networks: Networks, steps: int, rows: int, named: bool = False, s
         termination=np.float32(end == 2),
         valid=None,
         time_out=None,
-        bootstrap_observation=observations(rows),
+        bootstrap_observation=observations(1, rows),
     )
     return jax.tree.map(jnp.asarray, (params, statistics, data, old, normal(steps, rows, size)))
 

@@ -6,12 +6,13 @@ A guard's fields are its configuration; its state is passed in and out. The site
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from rlstable.config.guards import GuardsConfig
 from rlstable.config.schema import ConfigError
 from rlstable.device.trees import PyTree
 
@@ -62,16 +63,19 @@ class Guard(Protocol):
         """Checks `ctx.value`."""
 
 
+AnyGuard = TypeVar("AnyGuard", bound=Guard)
 SITES = ("env", "batch", "update", "state")
-MoreGuards = Mapping[str, Mapping[str, Any]]
+MoreGuards = Mapping[str, Mapping[str, Any]]  # by site and name
+
+
+def enabled(config: GuardsConfig, **kinds: Callable[..., AnyGuard]) -> dict[str, AnyGuard]:
+    """The enabled guards, each built from the other keys of the section with its name."""
+    sections = {name: getattr(config, name) for name in kinds}
+    return {name: kinds[name](**x.model_dump(exclude={"enabled"})) for name, x in sections.items() if x.enabled}
 
 
 def check_more(more: MoreGuards, taken: Collection[str]) -> None:
-    """Checks the sites and names of the user's additional guards; `taken` are the configured guards.
-
-    Raises:
-        ConfigError: A site does not exist, or two guards have the same name.
-    """
+    """Raises ConfigError if a site does not exist, or if one of `taken` or another guard has the same name."""
     seen = set(taken)
     for site, guards in more.items():
         if site not in SITES:
@@ -168,7 +172,7 @@ def norm_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.A
     return total <= min(limit, GREATEST_NORM) ** 2
 
 
-def _every(tree: PyTree, batch_dims: int, predicate: Any) -> jax.Array:
+def _every(tree: PyTree, batch_dims: int, predicate: Callable[[jax.Array], jax.Array]) -> jax.Array:
     leaves = jax.tree.leaves(tree)
     every: jax.Array | bool = True
     for leaf in leaves:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
+from rlstable.device.trees import PyTree
 from rlstable.guards import masked, outlier
-from rlstable.guards.base import Guard, GuardState, Verdict, count_first, no_trips, norm_within, select
+from rlstable.guards.base import Guard, GuardState, Verdict, count_first, enabled, no_trips, norm_within, select
 
 
 class BatchContext(NamedTuple):
-    """Context of the batch site.
+    """Context of the batch site: `value` is a `Collected`, with leading axes `[rows, T]`."""
 
-    Attributes:
-        value: The collected samples, leading axes `[rows, T]`; the field `valid` is the mask, or None.
-    """
-
-    value: Any
+    value: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +55,8 @@ class FiniteSamplesGuard(Guard):
         ok = jnp.all(fine, axis=0)
         # An observation that made a network overflow would do so again in the loss, so it becomes 0.
         usable = jnp.all(fine[:3], axis=0)
-        last_usable = norm_within(data.bootstrap_observation, self.max_norm, 1)
-        bootstraps = ok & jnp.concatenate([usable[:, 1:], last_usable[:, None]], axis=1)
+        last_usable = norm_within(data.bootstrap_observation, self.max_norm, 2)
+        bootstraps = ok & jnp.concatenate([usable[:, 1:], last_usable], axis=1)
         repaired = data._replace(
             observation=select(usable, data.observation, jax.tree.map(jnp.zeros_like, data.observation)),
             valid=ok & alive,
@@ -92,7 +89,7 @@ class RewardOutlierGuard(Guard):
         return GuardState(no_trips(self.causes), outlier.initial())
 
     def apply(self, ctx: BatchContext, state: GuardState) -> Verdict:
-        """Marks outliers invalid. All devices share the same bound."""
+        """Marks outliers invalid. All devices share one bound."""
         data, usual = ctx.value, state.memory
         alive = masked.filled(data.valid, data.reward)
         known = jnp.where(usual.level > 0, usual.level, _typical(data.reward, alive))
@@ -120,9 +117,4 @@ def _typical(reward: jax.Array, alive: jax.Array) -> jax.Array:
 
 def batch_guards(config: GuardsConfig) -> dict[str, Guard]:
     """The guards of the batch site, by name. The guard of rewards runs last, on finite samples only."""
-    guards: dict[str, Guard] = {}
-    if config.finite_samples.enabled:
-        guards["finite_samples"] = FiniteSamplesGuard(config.finite_samples.max_norm)
-    if config.reward_outlier.enabled:
-        guards["reward_outlier"] = RewardOutlierGuard(config.reward_outlier.factor)
-    return guards
+    return enabled(config, finite_samples=FiniteSamplesGuard, reward_outlier=RewardOutlierGuard)

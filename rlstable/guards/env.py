@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.device.shared import without_shared
-from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, norm_within
+from rlstable.device.trees import EnvState, PyTree
+from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, enabled, norm_within
 
 # Names in Brax's engines and in MuJoCo.
 COORDINATES = ("q", "qd", "qpos", "qvel")
@@ -31,26 +32,26 @@ class EnvContext(NamedTuple):
         contacts: Largest norm of a contact's numbers, `[B]`; None if no contacts are shared between environments.
     """
 
-    value: Any
+    value: EnvState
     action: jax.Array
     alive: jax.Array
     contacts: jax.Array | None = None
 
 
-def physics_field(state: Any) -> str:
+def physics_field(state: EnvState) -> str:
     """The field of the physics state: `pipeline_state` in Brax, `data` in Playground."""
     return "pipeline_state" if hasattr(state, "pipeline_state") else "data"
 
 
-def physics(state: Any) -> Any:
+def physics(state: EnvState) -> PyTree:
     return getattr(state, physics_field(state))
 
 
-def without_fields(state: Any, *names: str) -> Any:
+def without_fields(state: EnvState, *names: str) -> EnvState:
     return state.replace(**dict.fromkeys(names))
 
 
-def named(simulated: Any, names: tuple[str, ...]) -> list[jax.Array]:
+def named(simulated: PyTree, names: tuple[str, ...]) -> list[jax.Array]:
     """The arrays of a physics state that have one of the names."""
     return [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
 
@@ -109,7 +110,7 @@ class Quarantine(Guard):
             ]
         )
 
-    def _physics_fine(self, simulated: Any, more: Any) -> jax.Array:
+    def _physics_fine(self, simulated: PyTree, more: PyTree) -> jax.Array:
         fine = norm_within((simulated, more), self.max_other_norm, 1)
         for names, limit in ((COORDINATES, self.max_abs_state), (ACCELERATIONS, self.max_abs_acceleration)):
             arrays = named(simulated, names)
@@ -120,6 +121,4 @@ class Quarantine(Guard):
 
 def env_guards(config: GuardsConfig) -> dict[str, Guard]:
     """The guards of the env site, by name."""
-    if not config.quarantine.enabled:
-        return {}
-    return {"quarantine": Quarantine(**config.quarantine.model_dump(exclude={"enabled"}))}
+    return enabled(config, quarantine=Quarantine)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from rlstable.device import sharding
+from rlstable.device.trees import PyTree
 
 Mask = jax.Array | None
 
@@ -47,7 +46,7 @@ def mean_and_std(x: jax.Array, valid: Mask, valid_share: jax.Array | None) -> tu
     return center, jnp.sqrt(variance)
 
 
-def zero_invalid(tree: Any, valid: Mask) -> Any:
+def zero_invalid(tree: PyTree, valid: Mask) -> PyTree:
     """`tree` with zeros for invalid samples.
 
     Call it before a computation: a `jnp.where` afterwards differentiates both branches.
@@ -57,7 +56,7 @@ def zero_invalid(tree: Any, valid: Mask) -> Any:
     return jax.tree.map(lambda x: jnp.where(_expand(valid, x), x, 0.0), tree)
 
 
-def zero_invalid_nonfinite(tree: Any, valid: Mask) -> Any:
+def zero_invalid_nonfinite(tree: PyTree, valid: Mask) -> PyTree:
     """`tree` with zeros for non-finite numbers of invalid samples. Those of valid samples stay for a guard to find."""
     if valid is None:
         return tree

@@ -7,14 +7,16 @@ patience, the supervisor recovers the run, or the run ends with the guard's name
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+import functools
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
-from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, no_trips, norm_within
+from rlstable.device.trees import PyTree
+from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, enabled, no_trips, norm_within
 
 _GREATEST_STATISTIC = 3e12  # root of the largest variance; observations may have the size of 1e12
 _LONGEST_HORIZON = 1e4  # steps, for a discount of 1
@@ -46,14 +48,9 @@ class IterationStats(NamedTuple):
 
 
 class StateContext(NamedTuple):
-    """Context of the state site.
+    """Context of the state site: `value` is `(params, opt_state, statistics)` at the end of the iteration."""
 
-    Attributes:
-        value: `(params, opt_state, normalizer)` at the end of the iteration. For the first two see `UpdateContext`.
-        report: Statistics of the iteration.
-    """
-
-    value: Any
+    value: tuple[PyTree, PyTree, PyTree]
     report: IterationStats
 
 
@@ -83,7 +80,7 @@ class StateSiteGuard(Guard):
         return GuardState(no_trips(self.causes), StreakMemory(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)))
 
     def exhausted(self, state: GuardState) -> jax.Array:
-        """Whether the guard tripped so often in a row that the run must stop or recover."""
+        """Whether the run must stop or recover."""
         return state.memory.length >= self.patience
 
     def _verdict(
@@ -158,7 +155,6 @@ class ValueLossGuard(StateSiteGuard):
     causes: ClassVar[tuple[str, ...]] = ("exploded",)
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
-        """Checks the value loss. `memory.scale` is the largest reward so far."""
         report = ctx.report
         horizon = min(1.0 / max(1.0 - self.discount, 1e-12), _LONGEST_HORIZON)
         scale = jnp.maximum(state.memory.scale, report.greatest_reward)
@@ -202,15 +198,6 @@ class PolicyGuard(StateSiteGuard):
 
 def state_guards(config: GuardsConfig, ppo: PPOConfig) -> dict[str, StateSiteGuard]:
     """The guards of the state site, by name."""
-    guards: dict[str, StateSiteGuard] = {}
-    if config.finite_state.enabled:
-        guards["finite_state"] = FiniteStateGuard(**config.finite_state.model_dump(exclude={"enabled"}))
-    if config.storm.enabled:
-        guards["storm"] = StormGuard(**config.storm.model_dump(exclude={"enabled"}))
-    if config.value_loss.enabled:
-        guards["value_loss"] = ValueLossGuard(
-            config.value_loss.patience, config.value_loss.factor, ppo.discounting, 0.5 * ppo.vf_loss_coefficient
-        )
-    if config.policy.enabled:
-        guards["policy"] = PolicyGuard(**config.policy.model_dump(exclude={"enabled"}))
-    return guards
+    coefficient = 0.5 * ppo.vf_loss_coefficient
+    value_loss = functools.partial(ValueLossGuard, discount=ppo.discounting, coefficient=coefficient)
+    return enabled(config, finite_state=FiniteStateGuard, storm=StormGuard, value_loss=value_loss, policy=PolicyGuard)

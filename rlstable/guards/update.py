@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rlstable.config.guards import GuardsConfig
+from rlstable.device.trees import PyTree
 from rlstable.guards import outlier
-from rlstable.guards.base import Guard, GuardState, Verdict, all_finite, count_first, no_trips, norm_within
+from rlstable.guards.base import Guard, GuardState, Verdict, all_finite, count_first, enabled, no_trips, norm_within
 
 _RATE = 0.05  # weight of a new norm in the running mean of logarithms
 
@@ -25,7 +26,7 @@ class UpdateContext(NamedTuple):
         parameter_norm: Global norm of the old parameters.
     """
 
-    value: Any
+    value: tuple[PyTree, PyTree]
     gradient_norm: jax.Array
     update_norm: jax.Array
     parameter_norm: jax.Array
@@ -52,7 +53,6 @@ class FiniteUpdateGuard(Guard):
     causes: ClassVar[tuple[str, ...]] = ("gradient", "parameters", "optimizer")
 
     def apply(self, ctx: UpdateContext, state: GuardState) -> Verdict:
-        """Checks the candidate. If the verdict is not ok, the caller keeps the old state."""
         params, opt_state = ctx.value
         bound = ctx.parameter_norm + ctx.update_norm  # of the new norm, by the triangle inequality
         params_ok = jnp.isfinite(bound)
@@ -85,7 +85,6 @@ class SpikeGuard(Guard):
         return GuardState(no_trips(self.causes), outlier.initial())
 
     def apply(self, ctx: UpdateContext, state: GuardState) -> Verdict:
-        """Checks the gradient norm. A rejected norm changes only the allowance."""
         norm, usual = ctx.gradient_norm, state.memory
         ok = outlier.within(norm, usual, self.factor)
         spike, new = ~ok & jnp.isfinite(norm), ok & (norm > 0)
@@ -100,10 +99,8 @@ class SpikeGuard(Guard):
 
 def update_guards(config: GuardsConfig) -> dict[str, Guard]:
     """The guards of the update site, by name."""
-    guards: dict[str, Guard] = {}
-    finite = config.finite_update
-    if finite.enabled:
-        guards["finite_update"] = FiniteUpdateGuard(finite.max_parameter_norm, finite.thorough)
-    if config.spike.enabled:
-        guards["spike"] = SpikeGuard(config.spike.factor)
-    return guards
+
+    def finite_update(patience: int, max_parameter_norm: float | None, thorough: bool) -> FiniteUpdateGuard:
+        return FiniteUpdateGuard(max_parameter_norm, thorough)  # the host counts iterations without an update
+
+    return enabled(config, finite_update=finite_update, spike=SpikeGuard)

@@ -27,22 +27,15 @@ from rlstable.ppo.state import Counters, TrainState, Tuning
 
 
 def make_networks(config: Config, action_size: int) -> Networks:
-    """The networks of a configuration."""
-    precision = level(config.precision)
-    return Networks(
-        config.network,
-        config.guards.limiters,
-        action_size,
-        config.ppo.normalize_observations,
-        precision.network,
-    )
+    dtype = level(config.precision).network
+    return Networks(config.network, config.guards.limiters, action_size, config.ppo.normalize_observations, dtype)
 
 
 def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: MoreGuards | None = None) -> PPO:
     """Builds networks, optimizer and guards of an iteration.
 
     Args:
-        config: The whole configuration.
+        config: The configuration of the run.
         env: Vectorised environments with the env site's guards.
         action_size: Number of action elements.
         more_guards: Guards in addition to the configured guards, by site and name.
@@ -62,16 +55,16 @@ def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: Mo
 
 def init_tuning(config: Config) -> Tuning:
     """The tuning before any schedule, limiter or remedy has changed it."""
-    scale = level(config.precision).loss_scale
+    scale, one = level(config.precision).loss_scale, jnp.float32(1.0)
     return Tuning(
         learning_rate=jnp.float32(config.ppo.learning_rate),
-        learning_rate_scale=jnp.float32(1.0),
-        step_scale=jnp.float32(1.0),
-        policy_rate_scale=jnp.float32(1.0),
-        critic_rate_scale=jnp.float32(1.0),
+        learning_rate_scale=one,
+        step_scale=one,
+        policy_rate_scale=one,
+        critic_rate_scale=one,
         policy_hold=jnp.int32(0),
-        clip_scale=jnp.float32(1.0),
-        loss_scale=jnp.float32(1.0 if scale is None else scale.initial),
+        clip_scale=one,
+        loss_scale=one if scale is None else jnp.float32(scale.initial),
         good_steps=jnp.int32(0),
         total_steps=WideCounter.of(config.total_steps) if config.ppo.schedules_by_progress else None,
     )
@@ -80,26 +73,15 @@ def init_tuning(config: Config) -> Tuning:
 def init_state(
     ppo: PPO, key: jax.Array, env_state: EnvState, reset_pool: PackedRows | None, devices: int = 1
 ) -> TrainState:
-    """The training state before the first iteration.
-
-    Args:
-        ppo: Algorithm that will train.
-        key: Random key.
-        env_state: First states of the environments, `[num_envs]`.
-        reset_pool: Clean first states to draw from; None if no environment draws.
-        devices: Number of devices that share the environments.
-    """
+    """The training state before the first iteration; arguments as for `with_environments`."""
     return with_environments(init_program(ppo, env_state)(key), ppo, env_state, reset_pool, devices)
 
 
 def init_program(ppo: PPO, env_state: EnvState) -> Callable[[jax.Array], TrainState]:
     """A jitted function from a random key to a training state without environments and tuning.
 
-    Without `jax.jit` JAX would compile every operation for every shape of every layer.
-
-    Args:
-        ppo: Algorithm that will train.
-        env_state: Environment states, only read for the shapes of observations.
+    Reads only the shapes of observations. Without `jax.jit` JAX would compile every operation for every shape of every
+    layer.
     """
     observation = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.float32), ppo.networks.select(env_state.obs)
@@ -110,9 +92,16 @@ def init_program(ppo: PPO, env_state: EnvState) -> Callable[[jax.Array], TrainSt
 def with_environments(
     state: TrainState, ppo: PPO, env_state: EnvState, reset_pool: PackedRows | None, devices: int
 ) -> TrainState:
-    """Puts environments, reset pool, incident slots and tuning into a training state; arguments as for `init_state`.
+    """Puts environments, reset pool, incident slots and tuning into a training state.
 
     The tuning is data of the state and not a constant of `init_program`, so that changing it compiles nothing.
+
+    Args:
+        state: Result of the program that `init_program` returns.
+        ppo: Algorithm that will train.
+        env_state: First states of the environments, `[num_envs]`.
+        reset_pool: Clean first states to draw from; None if no environment draws.
+        devices: Number of devices that share the environments.
     """
     captures = ppo.env.guards and ppo.config.supervise.incident.enabled
     return dataclasses.replace(
@@ -125,19 +114,13 @@ def with_environments(
 
 
 def _init_state(ppo: PPO, observation: Observation, key: jax.Array) -> TrainState:
-    """The training state before the first iteration, without environments and tuning."""
     key_networks, key = jax.random.split(key)
     params = ppo.networks.init(key_networks, observation)
     guards = {**ppo.env.guards, **ppo.batch_guards, **ppo.update_guards, **ppo.state_guards}
     trips = PackedDict.of({name: no_trips(guard.causes).astype(jnp.uint32) for name, guard in guards.items()})
-    counters = Counters(
-        env_steps=WideCounter.zero(),
-        iterations=WideCounter.zero(),
-        updates=WideCounter.zero(),
-        episodes=WideCounter.zero(),
-        trips=dataclasses.replace(trips, whole=WideCounter(trips.whole, trips.whole)) if guards else trips,
-    )
-    returns = reward.init_returns(ppo.config.ppo.num_envs, ppo.config.ppo)
+    if guards:
+        trips = dataclasses.replace(trips, whole=WideCounter(trips.whole, trips.whole))
+    zero, returns = WideCounter.zero(), reward.init_returns(ppo.config.ppo.num_envs, ppo.config.ppo)
     statistics = normalizer.init(observation)
     if ppo.config.ppo.normalize_values:
         statistics = dataclasses.replace(statistics, value=normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)))
@@ -150,8 +133,7 @@ def _init_state(ppo: PPO, observation: Observation, key: jax.Array) -> TrainStat
         guard_memory={name: guard.init().memory for name, guard in guards.items()},
         tuning=None,  # type: ignore[arg-type]  # `with_environments` adds it
         key=key,
-        counters=counters,
+        counters=Counters(zero, zero, zero, zero, trips),
         return_statistics=returns.statistics,
         running_return=returns.running,
-        incident=None,
     )

@@ -69,12 +69,9 @@ class TanhNormal(Normal):
     """A diagonal Gaussian squashed by tanh into (-1, 1)."""
 
     def action(self, raw: jax.Array) -> jax.Array:
-        """The squashed action."""
         return jnp.tanh(raw)
 
-    def applied_action(self, raw: jax.Array) -> jax.Array:
-        """The squashed action."""
-        return jnp.tanh(raw)
+    applied_action = action
 
     def _log_det(self, raw: jax.Array) -> jax.Array:
         return 2.0 * (jnp.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))

@@ -23,10 +23,7 @@ _MAX_SIZE_ON_CPU = 2**14
 class ParamFlattener:
     """Joins the arrays of a parameter tree into one vector and splits the vector again.
 
-    Attributes:
-        structure: Tree structure of the parameters.
-        shapes: Shapes of the arrays, in the order of the leaves.
-        joined: Whether parameters are joined; if False, `join` and `split` return their argument.
+    With `joined=False`, `join` and `split` return their argument.
     """
 
     structure: jax.tree_util.PyTreeDef
@@ -66,12 +63,7 @@ class ParamFlattener:
         return jax.tree.map(lambda x: self.join(x) if self._fits(x) else x, tree, is_leaf=self._fits)
 
     def split_subtrees(self, tree: PyTree, like: PyTree) -> PyTree:
-        """Inverse of `join_subtrees`.
-
-        Args:
-            tree: Result of `join_subtrees`.
-            like: A tree with the structure of the argument of `join_subtrees`.
-        """
+        """Inverse of `join_subtrees`; `like` is a tree with the structure of its argument."""
         return jax.tree.map(lambda old, x: self.split(x) if self._fits(old) else x, like, tree, is_leaf=self._fits)
 
     def _fits(self, tree: PyTree) -> bool:

@@ -26,13 +26,14 @@ from rlstable.device.precision import Precision
 from rlstable.guards.base import Guard, GuardState, fold, initial_states
 from rlstable.guards.batch import BatchContext
 from rlstable.guards.state import StateContext, StateSiteGuard
-from rlstable.ppo import kl_limiter, reward
+from rlstable.ppo import reward
 from rlstable.ppo.distance import ActionMoments
 from rlstable.ppo.gradient import LossGradient, preprocess_batch
+from rlstable.ppo.loss import Loss
 from rlstable.ppo.metrics import iteration_metrics, state_report
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
-from rlstable.ppo.optimizer import Optimizer, count_down_policy_hold
+from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.records import Batch, Collected, Minibatch
 from rlstable.ppo.rollout import Rollout, TrainingEnv, collect
 from rlstable.ppo.sgd import SGD
@@ -43,18 +44,7 @@ from rlstable.ppo.value_units import ValueUnits
 
 @dataclasses.dataclass(frozen=True)
 class PPO:
-    """The constants of an iteration; `TrainState` holds everything that changes.
-
-    Attributes:
-        config: The whole configuration.
-        env: Vectorised environments with the env site's guards.
-        networks: Policy and value networks.
-        optimizer: Turns gradients into candidate updates.
-        precision: Precision level of the computation.
-        batch_guards: Guards of the batch site, by name.
-        update_guards: Guards of the update site, by name.
-        state_guards: Guards of the state site, by name.
-    """
+    """The constants of an iteration, guards by name; `TrainState` holds everything that changes."""
 
     config: Config
     env: TrainingEnv
@@ -70,14 +60,16 @@ class PPO:
 
         A pure function: the caller maps it over devices and compiles it.
         """
-        trust_region, value_units = self._trust_region, ValueUnits(self.networks, self._loss)
+        trust_region = TrustRegion(self.config, self.networks, self.optimizer)
+        value_units = ValueUnits(self.networks, self._objective)
         sgd = SGD(self.config, self.optimizer, self.precision, self.update_guards, self.gradient)
         with self.precision.traced():
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
             state = trust_region.before_first_batch(state)
             with jax.named_scope("collect"):  # the profiler shows this name
                 rollout = self.collect(state, sharding.device_key(key_rollout))
-            guard_state = initial_states(self._guards, state.guard_memory) | rollout.guard_state
+            guards = {**self.batch_guards, **self.update_guards, **self.state_guards}
+            guard_state = initial_states(guards, state.guard_memory) | rollout.guard_state
             # Batch guards mark bad samples in `data.valid`, so the verdict's `ok` is not needed.
             data, _, guard_state = fold(self.batch_guards, BatchContext(rollout.data), guard_state)
             returns = reward.Returns(state.return_statistics, state.running_return)
@@ -90,34 +82,33 @@ class PPO:
             reference = trust_region.reference(state, statistics, data)
             with jax.named_scope("learn"):
                 batch = self._batch(state, statistics, data, reference)
-                sgd_result = sgd.run(state, statistics, batch, guard_state, sharding.device_key(key_sgd))
-                sgd_result, after, distance_metrics = trust_region.after_sgd(
-                    sgd, state, update, statistics, data, reference, sgd_result
+                result = sgd.run(state, statistics, batch, guard_state, sharding.device_key(key_sgd))
+                result, after, distance_metrics = trust_region.after_sgd(
+                    sgd, state, update, statistics, data, reference, result
                 )
-            params, after = value_units.after_sgd(sgd_result.progress.params, after, data)
-            opt_state = sgd_result.progress.opt_state
+            params, after = value_units.after_sgd(result.progress.params, after, data)
+            opt_state = result.progress.opt_state
 
-            values = iteration_metrics(self.config, self.networks, state, statistics, data, sgd_result)
+            values = iteration_metrics(self.config, self.networks, state, statistics, data, result)
             values |= rollout.metrics | reward_metrics | distance_metrics
             context = StateContext(
                 (params, opt_state, (after, returns.statistics)),
                 state_report(values, state.counters.iterations, state.normalizer.value, self.networks.action_size),
             )
-            _, healthy, guard_state = fold(self.state_guards, context, sgd_result.guard_state)
-            tuning = kl_limiter.relax(sgd_result.skipped, sgd_result.tuning)
+            _, healthy, guard_state = fold(self.state_guards, context, result.guard_state)
             new_state = dataclasses.replace(
                 state,
                 params=params,
                 opt_state=opt_state,
                 normalizer=after,
                 env_state=rollout.env_state,
-                tuning=count_down_policy_hold(tuning) if self.optimizer.separate_rates else tuning,
+                tuning=trust_region.next_tuning(result),
                 key=key,
                 return_statistics=returns.statistics,
                 running_return=returns.running,
                 incident=rollout.incident,
             )
-            return self._report(new_state, guard_state, sgd_result.progress.accepted, rollout.episodes, values, healthy)
+            return self._report(new_state, guard_state, result.progress.accepted, rollout.episodes, values, healthy)
 
     def collect(self, state: TrainState, key: jax.Array) -> Rollout:
         """Collects one batch of experience."""
@@ -132,7 +123,7 @@ class PPO:
         tuning: Tuning,
     ) -> tuple[Params, dict[str, jax.Array]]:
         """The gradient of the loss on a preprocessed minibatch over all devices, and its metrics."""
-        return self._loss.gradient(params, statistics, minibatch, valid_share, tuning)
+        return self._objective.gradient(params, statistics, minibatch, valid_share, tuning)
 
     def _batch(
         self, state: TrainState, statistics: Statistics, data: Collected, reference: ActionMoments | None
@@ -140,7 +131,8 @@ class PPO:
         """The batch for SGD: preprocessed experience, and targets if they are computed once per iteration."""
         data = preprocess_batch(self.networks, statistics, data)
         per_iteration = self.config.ppo.gae == "per_iteration"
-        return Batch(data, self._loss.targets(state.params, statistics, data) if per_iteration else None, reference)
+        targets = self._objective.targets(state.params, statistics, data) if per_iteration else None
+        return Batch(data, targets, reference)
 
     def _report(
         self,
@@ -163,16 +155,6 @@ class PPO:
         return dataclasses.replace(state, guard_memory=memory, counters=counters), metrics
 
     @property
-    def _trust_region(self) -> TrustRegion:
-        return TrustRegion(self.config, self.networks, self.optimizer)
-
-    @property
-    def _loss(self) -> LossGradient:
-        config, networks = self.config, self.networks.without_preprocessing
-        scaled = self.precision.loss_scale is not None
-        return LossGradient(networks, config.ppo, config.guards.limiters, scaled, config.may_tighten_clipping)
-
-    @property
-    def _guards(self) -> dict[str, Guard]:
-        """The guards of the batch, update and state sites, by name."""
-        return {**self.batch_guards, **self.update_guards, **self.state_guards}
+    def _objective(self) -> LossGradient:
+        loss = Loss(self.networks.without_preprocessing, self.config.ppo, self.config.guards.limiters)
+        return LossGradient(loss, self.precision.loss_scale is not None, self.config.may_tighten_clipping)

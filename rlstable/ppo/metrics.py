@@ -25,13 +25,7 @@ def iteration_metrics(
 ) -> dict[str, jax.Array]:
     """Metrics of SGD, limiters and samples; means over accepted minibatches are NaN if none was accepted.
 
-    Args:
-        config: The whole configuration.
-        networks: Policy and value networks.
-        state: Training state before the iteration.
-        statistics: Observation statistics that SGD used.
-        data: Experience with raw observations.
-        sgd_result: Result of SGD.
+    `state` is the training state before the iteration, and `statistics` are those that SGD used.
     """
     limits, minibatches = config.guards.limiters, config.ppo.num_updates_per_batch * config.ppo.num_minibatches
     share = masked.share(data.valid)
@@ -39,8 +33,7 @@ def iteration_metrics(
     def mean(x: jax.Array) -> jax.Array:
         return sharding.mean(masked.mean(x, data.valid, share))
 
-    accepted = sgd_result.progress.accepted
-    sums = sgd_result.progress.sums
+    accepted, sums = sgd_result.progress.accepted, sgd_result.progress.sums
     values = dict(dataclasses.replace(sums, whole=sums.whole / accepted))
     values["training/accepted_share"] = accepted / minibatches
     if sgd_result.skipped is not None:
@@ -59,14 +52,7 @@ def iteration_metrics(
 def state_report(
     values: dict[str, jax.Array], iterations: WideCounter, targets: Statistics | None, action_size: int
 ) -> IterationStats:
-    """Metrics for the state site.
-
-    Args:
-        values: Metrics of the iteration, by name.
-        iterations: Iterations before this one.
-        targets: Statistics of value targets; None if values are not normalised.
-        action_size: Number of action elements.
-    """
+    """Metrics for the state site; `targets` are the statistics of value targets, None if values are not normalised."""
     return IterationStats(
         iterations=iterations.to_float(),
         valid_share=values.get("training/valid_share", jnp.ones(())),

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen
+from jax.typing import DTypeLike
 
 from rlstable.config import ConfigError
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
-from rlstable.device.trees import Observation, Params
+from rlstable.device.trees import Observation, Params, PyTree
 from rlstable.guards import limiters
 from rlstable.ppo import normalizer
 from rlstable.ppo.distributions import Normal, TanhNormal
@@ -35,13 +35,12 @@ class MLP(linen.Module):
     layer_sizes: Sequence[int]
     activation: Callable[[jax.Array], jax.Array]
     kernel_init: Callable[..., jax.Array]
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     activate_final: bool = False
     layer_norm: bool = False
 
     @linen.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[..., in]` to `[..., layer_sizes[-1]]`."""
         wide = jnp.promote_types(self.dtype, jnp.float32)
         for index, size in enumerate(self.layer_sizes):
             x = linen.Dense(size, name=f"hidden_{index}", kernel_init=self.kernel_init, dtype=self.dtype)(x)
@@ -63,7 +62,6 @@ class NoiseStd(linen.Module):
 
     @linen.compact
     def __call__(self) -> jax.Array:
-        """The standard deviations, `[size]`."""
         if self.log:
             return jnp.exp(self.param("log_value", lambda _: jnp.full((self.size,), jnp.log(self.initial))))
         return self.param("value", lambda _: jnp.full((self.size,), jnp.float32(self.initial)))
@@ -74,22 +72,15 @@ class GaussianHead(linen.Module):
 
     action_size: int
     config: NetworkConfig
-    dtype: Any
+    dtype: DTypeLike
 
     @linen.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Means and standard deviations, each `[..., A]`."""
-        config = self.config
-        init = _initializer("policy_network_kernel_init", config)
-        hidden = MLP(
-            config.policy_hidden_layer_sizes,
-            _activation(config),
-            init,
-            self.dtype,
-            activate_final=True,
-            layer_norm=config.policy_layer_norm,
-            name="MLP_0",
-        )(x)
+        config, init = self.config, _initializer("policy_network_kernel_init", self.config)
+        sizes, norm = config.policy_hidden_layer_sizes, config.policy_layer_norm
+        mlp = MLP(sizes, _activation(config), init, self.dtype, activate_final=True, layer_norm=norm, name="MLP_0")
+        hidden = mlp(x)
         mean_init = _initializer("mean_kernel_init", config) if config.mean_kernel_init else init
         loc = linen.Dense(self.action_size, kernel_init=mean_init, dtype=self.dtype, name="Dense_0")(hidden)
         loc = loc.astype(jnp.float32)
@@ -110,15 +101,14 @@ class TanhGaussianHead(linen.Module):
 
     action_size: int
     config: NetworkConfig
-    dtype: Any
+    dtype: DTypeLike
 
     @linen.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Means and standard deviations before squashing, each `[..., A]`."""
-        sizes = (*self.config.policy_hidden_layer_sizes, 2 * self.action_size)
-        init = _initializer("policy_network_kernel_init", self.config)
-        norm = self.config.policy_layer_norm
-        mlp = MLP(sizes, _activation(self.config), init, self.dtype, layer_norm=norm, name="mlp")
+        config, init = self.config, _initializer("policy_network_kernel_init", self.config)
+        sizes, norm = (*config.policy_hidden_layer_sizes, 2 * self.action_size), config.policy_layer_norm
+        mlp = MLP(sizes, _activation(config), init, self.dtype, layer_norm=norm, name="mlp")
         loc, raw = jnp.split(mlp(x).astype(jnp.float32), 2, axis=-1)
         return loc, jax.nn.softplus(raw) + _MIN_STD
 
@@ -128,9 +118,6 @@ class Networks:
     """Policy and value network, with observation normalisation before and limiters after them.
 
     Attributes:
-        config: Layer sizes, activations and distribution type.
-        limits: Observation clip and bounds of the policy's standard deviation.
-        action_size: Number of action elements.
         normalize: Whether observations are normalised.
         dtype: Type of the hidden layers.
     """
@@ -139,15 +126,10 @@ class Networks:
     limits: LimiterConfig
     action_size: int
     normalize: bool
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def init(self, key: jax.Array, observation: Observation) -> Params:
-        """Initial float32 parameters `{"policy": ..., "value": ...}`.
-
-        Args:
-            key: Random key.
-            observation: Shapes of one observation, as `select` returns it.
-        """
+        """Initial float32 parameters, from the shapes of one observation, as `select` returns it."""
         key_policy, key_value = jax.random.split(key)
         policy_input = jnp.zeros((1, *self._input(observation, self.config.policy_obs_key).shape))
         value_input = jnp.zeros((1, *self._input(observation, self.config.value_obs_key).shape))
@@ -183,11 +165,6 @@ class Networks:
         """Rescales the value network's last layer so that new target statistics do not change its value estimates.
 
         The output-preserving half of PopArt (van Hasselt et al. 2016, arXiv:1602.07714).
-
-        Args:
-            params: Parameters that fit `old`.
-            old: Statistics of value targets before the batch.
-            new: Statistics of value targets after the batch.
         """
         name = f"hidden_{len(self.config.value_hidden_layer_sizes)}"
         layers = dict(params["value"]["params"])
@@ -201,12 +178,7 @@ class Networks:
     def rescale_inputs(self, params: Params, old: Statistics, new: Statistics) -> Params:
         """Rescales the first layers so that new observation statistics do not change what the networks compute.
 
-        An element that was constant has untrained weights. They may shrink, but not grow with its new scale.
-
-        Args:
-            params: Parameters that fit `old`.
-            old: Observation statistics before the batch.
-            new: Observation statistics after the batch.
+        An element that was constant has untrained weights. The weights may shrink, but not grow with its new scale.
         """
         return {
             "policy": self._rescaled(params["policy"], old, new, self.config.policy_obs_key),
@@ -277,7 +249,7 @@ class Networks:
         inputs = self._preprocessed(statistics, observation, self.config.value_obs_key)
         return _apply_flat(self._value, params["value"], inputs).astype(jnp.float32)
 
-    def _input(self, observation: Observation, key: str) -> Any:
+    def _input(self, observation: Observation, key: str) -> Observation:
         return observation[key] if isinstance(observation, Mapping) else observation
 
     def _preprocessed(self, statistics: Statistics, observation: Observation, key: str) -> jax.Array:
@@ -285,20 +257,16 @@ class Networks:
 
     def _statistics_of(self, statistics: Statistics, key: str) -> Statistics:
         """The statistics of the part of the observation with this key."""
-        return Statistics(
-            statistics.count,
-            self._input(statistics.mean, key),
-            self._input(statistics.variance, key),
-            self._input(statistics.std, key),
-        )
+        parts = (self._input(x, key) for x in (statistics.mean, statistics.variance, statistics.std))
+        return Statistics(statistics.count, *parts)
 
     @property
-    def _policy(self) -> Any:
+    def _policy(self) -> linen.Module:
         head = TanhGaussianHead if self.config.distribution_type == "tanh_normal" else GaussianHead
         return head(self.action_size, self.config, self.dtype)
 
     @property
-    def _value(self) -> Any:
+    def _value(self) -> linen.Module:
         init = _initializer("value_network_kernel_init", self.config)
         outputs = self.config.num_quantiles if self.config.use_distributional_critic else 1
         sizes = (*self.config.value_hidden_layer_sizes, outputs)
@@ -312,7 +280,7 @@ def _in_reward_units(values: jax.Array, statistics: Statistics) -> jax.Array:
     return values * statistics.value.std + statistics.value.mean
 
 
-def _apply_flat(network: linen.Module, params: Params, inputs: jax.Array) -> Any:
+def _apply_flat(network: linen.Module, params: Params, inputs: jax.Array) -> PyTree:
     """Applies a network to `[..., in]`, with all leading axes merged into one.
 
     The gradient of a kernel is then one matrix product. With several batch axes XLA would first transpose the output

@@ -27,11 +27,9 @@ _ROUNDING = 1e-6  # relative to the mean: a smaller standard deviation is float3
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Statistics of an observation pytree.
+    """Statistics of an observation pytree, each with the structure and shapes of one observation.
 
     Attributes:
-        count: Number of samples.
-        mean: Mean of each element, with the structure and shapes of one observation.
         variance: Population variance of each element.
         std: Divisor of each element in `normalize`.
         value: Statistics of value targets, scalars; None if values are not normalised.
@@ -48,7 +46,6 @@ class Update(NamedTuple):
     """Statistics after a batch.
 
     Attributes:
-        statistics: The new statistics.
         shifted: Share of the elements that took the batch's mean and variance at once; None without `shift`.
     """
 
@@ -57,11 +54,7 @@ class Update(NamedTuple):
 
 
 def init(observation: PyTree) -> Statistics:
-    """Statistics without samples: mean 0, variance 0, divisor 1.
-
-    Args:
-        observation: Arrays or shapes of one observation, without batch axes.
-    """
+    """Statistics without samples (mean 0, variance 0, divisor 1) from the arrays or shapes of one observation."""
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), observation)
     return Statistics(WideCounter.zero(), zeros, zeros, jax.tree.map(jnp.ones_like, zeros))
 
@@ -87,7 +80,7 @@ def update(
     Args:
         statistics: Statistics before the batch.
         observation: Observations of this device, `[rows, T, ...]`.
-        valid: Mask of the samples, `[rows, T]`; None if all are valid.
+        valid: Mask of the samples, `[rows, T]`.
         config: Holds the mode, the epsilon, and the count after which statistics are frozen.
         outlier: Standard deviations from the mean to which elements are clipped; None for no clipping. The first batch
             is never clipped.
@@ -128,38 +121,30 @@ def update(
             spread = average((x - mean) * (x - new_mean))
         new_variance = variance + rate * (spread - variance)
         if shift is None:
-            return new_mean, new_variance
+            return new_mean, jnp.maximum(new_variance, 0.0)
         batch_variance = spread - (1.0 - rate) * jnp.square(delta)
         usual = jnp.maximum(variance, jnp.square(_tolerance(mean)))
         shifted = batch_variance + jnp.square(delta) > shift**2 * usual
         # Damaged statistics stay for a guard to find.
         shifted &= (statistics.count > 0) & (rate > 0) & (variance >= 0.0)
-        mean, variance = jnp.where(shifted, mean + delta, new_mean), jnp.where(shifted, batch_variance, new_variance)
-        return mean, variance, shifted
+        variance = jnp.where(shifted, batch_variance, new_variance)
+        return jnp.where(shifted, mean + delta, new_mean), jnp.maximum(variance, 0.0), jnp.ravel(shifted)
 
-    found = jax.tree.map(moments, observation, statistics.mean, statistics.variance)
-    mean = jax.tree.map(lambda _, parts: parts[0], statistics.mean, found)
-    variance = jax.tree.map(lambda _, parts: jnp.maximum(parts[1], 0.0), statistics.mean, found)
+    trees = (observation, statistics.mean, statistics.variance)
+    found = [moments(*leaves) for leaves in zip(*map(jax.tree.leaves, trees), strict=True)]
+    means, variances, *masks = zip(*found, strict=True)
+    mean, variance = (jax.tree.unflatten(jax.tree.structure(statistics.mean), x) for x in (means, variances))
     std = _std(mean, variance, config, shift)
     if valid is not None:
         # Without samples the variance is 0, and division by the smallest std would make every observation huge.
         std = select(added > 0, std, statistics.std)
-    shifted = None
-    if shift is not None:
-        by_leaf = jax.tree.map(lambda _, parts: jnp.ravel(parts[2]), statistics.mean, found)
-        shifted = jnp.mean(jnp.concatenate(jax.tree.leaves(by_leaf)).astype(jnp.float32))
+    shifted = jnp.mean(jnp.concatenate(masks[0]).astype(jnp.float32)) if masks else None
     return Update(Statistics(count, mean, variance, std, statistics.value), shifted)
 
 
 def constant(statistics: Statistics) -> PyTree:
     """Whether each element has never varied, apart from rounding."""
     return jax.tree.map(lambda m, v: jnp.sqrt(v) <= _tolerance(m), statistics.mean, statistics.variance)
-
-
-def with_divisors(statistics: Statistics, config: PPOConfig, shift: float | None) -> Statistics:
-    """The statistics with divisors computed from the variance again, in case a divisor has been damaged."""
-    std = _std(statistics.mean, statistics.variance, config, shift)
-    return dataclasses.replace(statistics, std=select(statistics.count > 0, std, statistics.std))
 
 
 def _tolerance(mean: jax.Array) -> jax.Array:

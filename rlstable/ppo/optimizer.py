@@ -22,12 +22,7 @@ CRITIC_RATE = 1e-3  # the KL limiter never slows the critic below this rate, or 
 
 
 class Rates(NamedTuple):
-    """Learning rates of one update, float32 scalars.
-
-    Attributes:
-        policy: Rate of the policy network.
-        value: Rate of the value network.
-    """
+    """Learning rates of the two networks, float32 scalars."""
 
     policy: jax.Array
     value: jax.Array
@@ -37,8 +32,6 @@ class Candidate(NamedTuple):
     """A candidate update: parameters and optimizer state that become current if no guard rejects them.
 
     Attributes:
-        params: Network parameters after the update.
-        opt_state: Optimizer state after the update.
         update_norm: Global norm of the update.
         parameter_norm: Global norm of the parameters before the update.
         activity: Share of the numbers at the bound of each active limiter, by limiter.
@@ -53,13 +46,7 @@ class Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Turns gradients into candidate parameters.
-
-    Attributes:
-        config: Hyperparameters.
-        limits: Bounds of gradients and updates.
-        separate_rates: Whether policy and critic can have different learning rates.
-    """
+    """Turns gradients into candidate parameters; with `separate_rates` the networks can have different rates."""
 
     config: PPOConfig
     limits: LimiterConfig
@@ -112,14 +99,10 @@ class Optimizer:
         return Candidate(optax.apply_updates(params, update), new_state, norm, parameter_norm, activity)
 
     def rates(self, tuning: Tuning, env_steps: WideCounter) -> Rates:
-        """The learning rates of policy and critic.
+        """The learning rates of policy and critic after so many environment steps of the run.
 
         A slowed policy must not slow its critic: a lagging critic gives wrong advantages, and the policy would follow
         them. So the KL limiter slows the critic only down to `CRITIC_RATE`.
-
-        Args:
-            tuning: Holds the base rate, its factors and the total of a schedule.
-            env_steps: Finished environment steps of the run.
         """
         rate = tuning.learning_rate * tuning.learning_rate_scale
         if tuning.total_steps is not None:
@@ -134,7 +117,7 @@ class Optimizer:
         """The remedies' factor on the policy's rate, at most 1; 0 while the policy is held."""
         return jnp.where(tuning.policy_hold > 0, 0.0, tuning.policy_rate_scale)
 
-    def _transform(self, clip_scale: Any) -> optax.GradientTransformation:
+    def _transform(self, clip_scale: jax.Array | float) -> optax.GradientTransformation:
         config = self.config.optimizer
         parts = [] if self.max_norm is None else [optax.clip_by_global_norm(self.max_norm * clip_scale)]
         adam = optax.scale_by_amsgrad if config.name == "amsgrad" else optax.scale_by_adam
@@ -160,7 +143,7 @@ class Optimizer:
 
 
 def _scaled(direction: PyTree, rates: Rates, layout: ParamFlattener | None) -> PyTree:
-    """The update along a direction, a tree `{"policy", "value"}` or a vector with a layout."""
+    """The step along a direction."""
     if rates.policy is rates.value:
         return jax.tree.map(lambda d: -rates.policy * d, direction)
     if layout is not None and layout.joined:
@@ -169,11 +152,6 @@ def _scaled(direction: PyTree, rates: Rates, layout: ParamFlattener | None) -> P
         name: jax.tree.map(lambda d, rate=rate: -rate * d, direction[name])
         for name, rate in (("policy", rates.policy), ("value", rates.value))
     }
-
-
-def count_down_policy_hold(tuning: Tuning) -> Tuning:
-    """Reduces the number of iterations for which the policy is still held by one."""
-    return dataclasses.replace(tuning, policy_hold=jnp.maximum(tuning.policy_hold - 1, 0))
 
 
 def adapt_to_kl(tuning: Tuning, kl: jax.Array, config: PPOConfig) -> Tuning:
@@ -191,13 +169,8 @@ def adapt_to_kl(tuning: Tuning, kl: jax.Array, config: PPOConfig) -> Tuning:
 
 def adapt_loss_scale(tuning: Tuning, finite: jax.Array, config: LossScaleConfig) -> Tuning:
     """Halves the loss scale after an overflow, and doubles it after `growth_interval` finite minibatches."""
-    good_steps = jnp.where(finite, tuning.good_steps + 1, 0)
-    grown = jnp.where(
-        good_steps >= config.growth_interval,
-        jnp.minimum(tuning.loss_scale * 2.0, config.cap),
-        tuning.loss_scale,
-    )
-    scale = jnp.where(finite, grown, jnp.maximum(tuning.loss_scale * 0.5, config.floor))
-    return dataclasses.replace(
-        tuning, loss_scale=scale, good_steps=jnp.where(good_steps >= config.growth_interval, 0, good_steps)
-    )
+    good_steps, scale = jnp.where(finite, tuning.good_steps + 1, 0), tuning.loss_scale
+    grows = good_steps >= config.growth_interval
+    grown = jnp.where(grows, jnp.minimum(scale * 2.0, config.cap), scale)
+    scale = jnp.where(finite, grown, jnp.maximum(scale * 0.5, config.floor))
+    return dataclasses.replace(tuning, loss_scale=scale, good_steps=jnp.where(grows, 0, good_steps))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rlstable.device.trees import Observation
+from rlstable.device.trees import Observation, PyTree
 from rlstable.ppo.distance import ActionMoments
 from rlstable.ppo.distributions import Normal
 
@@ -27,7 +26,7 @@ class Collected(NamedTuple):
         termination: 1.0 where the environment ended the episode.
         valid: bool mask; None if no sample can be invalid.
         time_out: 1.0 where the environment's time limit ended the episode; None without `bootstrap_on_timeout`.
-        bootstrap_observation: Observation after the last step, `[rows]`.
+        bootstrap_observation: Observation after the last step, with a time axis of 1.
     """
 
     observation: Observation
@@ -55,7 +54,7 @@ class Batch(NamedTuple):
 
     Attributes:
         collected: Experience with preprocessed observations.
-        targets: Value targets and advantages, computed once for all epochs; None if the loss computes them.
+        targets: Computed once for all epochs; None if the loss computes them.
         reference: Action moments of the policy that the distance is measured from; None without a distance.
     """
 
@@ -65,15 +64,12 @@ class Batch(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Data of one SGD step, `[T, B]`.
+    """Data of one SGD step, `[T, B]`; the first three fields are as in `Batch`.
 
     Attributes:
-        collected: As in `Batch`.
-        targets: As in `Batch`; the advantages are already standardised if `advantage_std` is not None.
-        reference: As in `Batch`.
         noise: Standard normal draws for the entropy estimate, `[T, B, A]`.
-        advantage_std: Standard deviation that advantages were divided by, one number, broadcast to `[T, B]`; None if
-            the loss standardises advantages or they stay raw.
+        advantage_std: Standard deviation that the advantages were divided by, one number, broadcast to `[T, B]`; None
+            if the loss standardises advantages or they stay raw.
     """
 
     collected: Collected
@@ -84,28 +80,11 @@ class Minibatch(NamedTuple):
 
     @classmethod
     def of(cls, rows: Batch, key: jax.Array) -> Minibatch:
-        """Makes a minibatch of some rows of a batch.
-
-        Args:
-            rows: The rows, `[B, T]`.
-            key: Random key of the noise.
-        """
-        collected = time_first(rows.collected)
-        targets, reference = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (rows.targets, rows.reference))
+        """Makes a minibatch of some rows of a batch, with noise from a random key."""
+        collected, targets, reference = swap_axes(rows)
         return cls(collected, targets, reference, jax.random.normal(key, collected.raw_action.shape))
 
 
-def map_samples(
-    function: Callable[[jax.Array], jax.Array],
-    data: Collected,
-    bootstrap: Callable[[jax.Array], jax.Array] = lambda x: x,
-) -> Collected:
-    """Applies `function` to every array with a time axis, and `bootstrap` to the bootstrap observation."""
-    samples = data._asdict()
-    last = samples.pop("bootstrap_observation")
-    return Collected(**jax.tree.map(function, samples), bootstrap_observation=jax.tree.map(bootstrap, last))
-
-
-def time_first(data: Collected) -> Collected:
-    """Swaps row and time axis of every array with a time axis."""
-    return map_samples(lambda x: jnp.swapaxes(x, 0, 1), data)
+def swap_axes(samples: PyTree) -> PyTree:
+    """Swaps the row and the time axis of every array."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), samples)

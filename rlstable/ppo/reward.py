@@ -16,11 +16,9 @@ from rlstable.ppo.records import Collected
 
 
 class Returns(NamedTuple):
-    """State of the running normalisation; both fields are None if it is off.
+    """State of the running normalisation: scalar statistics, and the discounted return so far, `[num_envs]`.
 
-    Attributes:
-        statistics: Statistics of discounted returns, scalars.
-        running: Discounted return of every environment so far, `[num_envs]`.
+    Both fields are None if it is off.
     """
 
     statistics: Statistics | None
@@ -28,7 +26,6 @@ class Returns(NamedTuple):
 
 
 def init_returns(num_envs: int, config: PPOConfig) -> Returns:
-    """The state of the running normalisation before the first reward."""
     if not config.normalize_rewards:
         return Returns(None, None)
     return Returns(normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)), jnp.zeros(num_envs))
@@ -50,9 +47,6 @@ def shape(
         returns: State of the running normalisation before the batch.
         config: Hyperparameters.
         limit: Largest absolute reward; None for no limiter.
-
-    Returns:
-        The experience, the new state of the running normalisation, and metrics of the limiter and the largest reward.
     """
     reward = data.reward
     if returns.statistics is not None and returns.running is not None:
@@ -81,10 +75,11 @@ def _discounted(data: Collected, running: jax.Array, discount: float) -> tuple[j
     """
     ended = jnp.maximum(data.termination, data.truncation)
 
+    steps, envs = data.reward.shape[1], running.shape[0]
+
     def by_time(x: jax.Array) -> jax.Array:
         """`[rows, T]` to `[unrolls * T, num_envs]`."""
-        split = jnp.reshape(x, (-1, running.shape[0], x.shape[1]))
-        return jnp.reshape(jnp.swapaxes(split, 1, 2), (-1, running.shape[0]))
+        return jnp.swapaxes(x.reshape(-1, envs, steps), 1, 2).reshape(-1, envs)
 
     def step(carry: jax.Array, sample: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         reward, end = sample
@@ -92,5 +87,4 @@ def _discounted(data: Collected, running: jax.Array, discount: float) -> tuple[j
         return jnp.where(end > 0, 0.0, total), total
 
     running, totals = jax.lax.scan(step, running, (by_time(data.reward), by_time(ended)))
-    split = jnp.reshape(totals, (-1, data.reward.shape[1], running.shape[0]))
-    return jnp.reshape(jnp.swapaxes(split, 1, 2), data.reward.shape), running
+    return jnp.swapaxes(totals.reshape(-1, steps, envs), 1, 2).reshape(data.reward.shape), running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,21 +12,19 @@ import jax.numpy as jnp
 from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.device.packed import PackedRows
-from rlstable.device.trees import EnvState
+from rlstable.device.trees import EnvState, PyTree
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, initial_states
 from rlstable.ppo.networks import Networks
-from rlstable.ppo.records import Collected, map_samples
+from rlstable.ppo.records import Collected
 from rlstable.ppo.state import Slot, TrainState
 
 
 class Step(NamedTuple):
-    """Result of one step of a vectorised training environment.
+    """Result of one step of a vectorised training environment, with finished and bad environments already reset.
 
     Attributes:
-        state: Batched state, with finished and bad environments already reset.
         valid: Whether the sample is usable, bool `[B]`; None without env guards.
-        guard_state: States of the env site's guards, by name.
         incident: Record of the first bad environment so far; None without capture.
     """
 
@@ -59,15 +57,12 @@ class TrainingEnv(Protocol):
 
 
 class Rollout(NamedTuple):
-    """One iteration's experience and the environments after it.
+    """One iteration's experience, and environments, env guards and incident after the last step.
 
     Attributes:
-        env_state: Environments after the last step.
-        guard_state: States of the env guards after the last step, by name.
         data: Experience of this device, `[rows, T]`.
         metrics: float32 scalars over all devices, by name.
         episodes: Finished episodes on all devices, int32.
-        incident: Record of the first bad environment so far; None without capture.
     """
 
     env_state: EnvState
@@ -78,21 +73,26 @@ class Rollout(NamedTuple):
     incident: Slot | None
 
 
-def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Networks, config: Config) -> Rollout:
-    """Runs every environment for as many unrolls as one iteration needs.
+class _Episodes(NamedTuple):
+    """Unscaled reward, 1.0 where an episode ended, and sums over the episode so far by metric, `[unrolls, T, envs]`."""
 
-    Args:
-        state: Training state before the iteration.
-        key: Random key of this device.
-        env: Vectorised environments.
-        networks: Policy and value networks.
-        config: The whole configuration.
-    """
+    reward: jax.Array
+    done: jax.Array
+    totals: dict[str, jax.Array]
+
+
+_Running = tuple[EnvState, dict[str, GuardState], Slot | None]
+
+
+def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Networks, config: Config) -> Rollout:
+    """Runs every environment for as many unrolls as one iteration needs, with a random key of this device."""
     ppo = config.ppo
     needs_value = ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration"
 
-    def act_and_step(carry: Any, random: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
-        (env_state, guard_state, incident), (key, noise) = carry, random
+    def act_and_step(
+        running: _Running, random: tuple[jax.Array, jax.Array]
+    ) -> tuple[_Running, tuple[dict[str, PyTree], _Episodes]]:
+        (env_state, guard_state, incident), (key, noise) = running, random
         observation = networks.select(env_state.obs)
         distribution, _activity = networks.distribution(state.params, state.normalizer, observation)
         raw = distribution.sample(noise)
@@ -111,30 +111,30 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             "valid": step.valid,
             "time_out": info["time_out"] if ppo.bootstrap_on_timeout else None,
         }
-        episode_info = (step.state.reward, info["episode_done"], info["episode_metrics"])
-        return (step.state, step.guard_state, step.incident), (sample, episode_info)
+        episodes = _Episodes(step.state.reward, info["episode_done"], info["episode_metrics"])
+        return (step.state, step.guard_state, step.incident), (sample, episodes)
 
-    def unroll(carry: Any, _: None) -> tuple[Any, Any]:
-        env_state, guard_state, incident, key = carry
-        key, next_key = jax.random.split(key)
+    def unroll(
+        carry: tuple[_Running, jax.Array], _: None
+    ) -> tuple[tuple[_Running, jax.Array], tuple[Collected, _Episodes]]:
+        running, (key, next_key) = carry[0], jax.random.split(carry[1])
         # The same keys as Brax. Noise for all steps is drawn at once: drawing per step takes longer than the networks.
         keys = _step_keys(key, ppo.unroll_length)
-        noise = jax.vmap(lambda key: jax.random.normal(key, (env_state.reward.shape[0], networks.action_size)))(keys)
-        (env_state, guard_state, incident), (samples, episode_info) = jax.lax.scan(
-            act_and_step, (env_state, guard_state, incident), (keys, noise)
-        )
-        data = Collected(**samples, bootstrap_observation=networks.select(env_state.obs))
-        return (env_state, guard_state, incident, next_key), (data, episode_info)
+        noise = jax.vmap(lambda key: jax.random.normal(key, (running[0].reward.shape[0], networks.action_size)))(keys)
+        running, (samples, episodes) = jax.lax.scan(act_and_step, running, (keys, noise))
+        last = jax.tree.map(lambda x: x[None], networks.select(running[0].obs))
+        return (running, next_key), (Collected(**samples, bootstrap_observation=last), episodes)
 
-    start = (state.env_state, initial_states(env.guards, state.guard_memory), state.incident, key)
-    (env_state, guard_state, incident, _), (data, (reward, done, totals)) = jax.lax.scan(
-        unroll, start, None, length=ppo.rows // ppo.num_envs
+    running = (state.env_state, initial_states(env.guards, state.guard_memory), state.incident)
+    ((env_state, guard_state, incident), _), (data, episodes) = jax.lax.scan(
+        unroll, (running, key), None, length=ppo.rows // ppo.num_envs
     )
     if incident is not None:
         incident = dataclasses.replace(incident, clock=jnp.zeros_like(incident.clock))
-    data = map_samples(lambda x: _merge(jnp.swapaxes(x, 1, 2)), data, bootstrap=_merge)
-    metrics, episodes = _episode_metrics(reward, done, totals, data.valid)
-    return Rollout(env_state, guard_state, data, metrics, episodes, incident)
+    # `[unrolls, T, envs, ...]` to `[rows, T, ...]`
+    data = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], *x.shape[3:]), data)
+    metrics, count = _episode_metrics(episodes, data.valid)
+    return Rollout(env_state, guard_state, data, metrics, count, incident)
 
 
 def _step_keys(key: jax.Array, length: int) -> jax.Array:
@@ -147,29 +147,12 @@ def _step_keys(key: jax.Array, length: int) -> jax.Array:
     return jax.lax.scan(split, key, None, length=length)[1]
 
 
-def _merge(x: jax.Array) -> jax.Array:
-    """`[unrolls, envs, ...]` to `[rows, ...]`."""
-    return jnp.reshape(x, (-1, *x.shape[2:]))
-
-
-def _episode_metrics(
-    raw_reward: jax.Array,
-    episode_done: jax.Array,
-    totals: dict[str, jax.Array],
-    valid: masked.Mask,
-) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Mean metrics of the episodes that finished in this iteration, NaN without any, and their number.
-
-    Args:
-        raw_reward: Unscaled reward, `[unrolls, T, envs]`.
-        episode_done: 1.0 where an episode ended, `[unrolls, T, envs]`.
-        totals: Sums over the episode so far by metric, `[unrolls, T, envs]` each.
-        valid: Mask of the samples, `[rows, T]`; None if all are valid.
-    """
-    finished = episode_done > 0
+def _episode_metrics(episodes: _Episodes, valid: masked.Mask) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Mean metrics of the episodes that finished in this iteration, NaN without any, and their number."""
+    finished = episodes.done > 0
     if valid is not None:
-        shape = (episode_done.shape[0], episode_done.shape[2], episode_done.shape[1])
-        valid = jnp.swapaxes(jnp.reshape(valid, shape), 1, 2)
+        unrolls, steps, envs = finished.shape
+        valid = jnp.swapaxes(jnp.reshape(valid, (unrolls, envs, steps)), 1, 2)
         finished &= valid
     share = masked.share(valid)
 
@@ -178,7 +161,7 @@ def _episode_metrics(
 
     count = sharding.total(jnp.sum(finished, dtype=jnp.int32))
     metrics = {}
-    for name, values in totals.items():
+    for name, values in episodes.totals.items():
         metrics[f"episode/{name}"] = sharding.total(jnp.sum(jnp.where(finished, values, 0.0))) / count
-    metrics["training/reward_mean"] = mean(raw_reward)
+    metrics["training/reward_mean"] = mean(episodes.reward)
     return metrics, count

@@ -21,7 +21,6 @@ class Counters:
 
     Attributes:
         env_steps: Environment steps over all devices, action repeat included.
-        iterations: Calls of `iteration`.
         updates: Accepted minibatch updates.
         episodes: Finished episodes, without quarantined ones.
         trips: Guard trips by guard, one entry per cause, packed into one WideCounter.
@@ -100,19 +99,14 @@ class TrainState:
     """The whole state of training on the devices.
 
     Attributes:
-        params: Network parameters `{"policy", "value"}`, float32.
-        opt_state: Optimizer state, float32.
-        normalizer: Observation statistics.
         env_state: Environments, split over devices by their leading axis.
         reset_pool: Clean first states to draw from, split over devices; None if no environment draws.
         guard_memory: Memories of the guards between iterations, by name.
-        tuning: Numbers that schedules, limiters and remedies change.
         key: Random key, the same on every device.
-        counters: Counters of the run.
         return_statistics: Statistics of discounted returns; None without `ppo.normalize_rewards`.
         running_return: Discounted return of every environment so far, split over devices; None without
             `ppo.normalize_rewards`.
-        fault: Fault to inject (`rlstable.faults.Fault`); None for no fault.
+        fault: A `rlstable.faults.Fault` to inject; None for no fault.
         incident: Record of the first bad environment of every device, split over devices; None without capture.
     """
 
@@ -132,11 +126,12 @@ class TrainState:
 
 
 # Placement of the training state on devices: environments are split, all other fields are replicated.
-_placement: dict[str, Any] = dict.fromkeys(
-    (field.name for field in dataclasses.fields(TrainState)), sharding.REPLICATED
-)
-_split = dict.fromkeys(("env_state", "reset_pool", "running_return", "incident"), sharding.SPLIT)
-SPECS = TrainState(**_placement | _split)
+_split = ("env_state", "reset_pool", "running_return", "incident")
+_specs: dict[str, PyTree] = {
+    field.name: sharding.SPLIT if field.name in _split else sharding.REPLICATED
+    for field in dataclasses.fields(TrainState)
+}
+SPECS = TrainState(**_specs)
 
 
 class Metrics(NamedTuple):
@@ -145,7 +140,7 @@ class Metrics(NamedTuple):
     Attributes:
         values: float32 scalars by name.
         trips: int32 `[causes]` of this iteration by guard.
-        counters: Copy of the counters; the next iteration reuses the memory of the state.
+        counters: Copy, because the next iteration reuses the memory of the state.
         healthy: Whether every guard of the state site accepted the new state.
         exhausted: Whether the patience of a state guard is exhausted, by guard.
     """

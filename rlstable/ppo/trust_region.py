@@ -7,7 +7,6 @@ the actions that the environment receives (`distance`).
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import NamedTuple
 
 import jax
@@ -26,25 +25,13 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.records import Collected
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
-from rlstable.ppo.state import TrainState
+from rlstable.ppo.state import TrainState, Tuning
 
 _SAMPLES = 1024  # per device, for the distance over a whole iteration
 # Nats that the normaliser alone may move the policy in one iteration; SGD moves the policy by about 0.04.
 _NORMALIZER_LIMIT = 0.1
 _LARGE = 10.0  # size of a first observation above which the networks get a smaller one
 _NORMALIZER_SHARE = 0.5  # of the policy's limit, if that is smaller than `_NORMALIZER_LIMIT`
-
-
-class Shift(NamedTuple):
-    """Distance between two policies over a batch, float32 scalars in nats, the same on every device.
-
-    Attributes:
-        mean: Mean over the valid samples.
-        p99: 99th percentile of the valid samples, 0 without any. With several devices the mean of their percentiles.
-    """
-
-    mean: jax.Array
-    p99: jax.Array
 
 
 class NormalizerUpdate(NamedTuple):
@@ -65,13 +52,7 @@ class NormalizerUpdate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrustRegion:
-    """The bound on the policy's distance over a whole iteration.
-
-    Attributes:
-        config: The whole configuration.
-        networks: Networks for raw observations.
-        optimizer: Optimizer, for the factor of remedies on the policy's rate.
-    """
+    """The bound on the policy's distance over a whole iteration; the networks are those for raw observations."""
 
     config: Config
     networks: Networks
@@ -134,6 +115,13 @@ class TrustRegion:
         result, statistics, moved = self._enforce(sgd, state, statistics, data, reference, result)
         return result, statistics, self._metrics(state, update, moved)
 
+    def next_tuning(self, result: SGDCarry) -> Tuning:
+        """The next iteration's tuning: longer steps if the policy did not overshoot, and one held iteration fewer."""
+        tuning = kl_limiter.relax(result.skipped, result.tuning)
+        if not self.optimizer.separate_rates:
+            return tuning
+        return dataclasses.replace(tuning, policy_hold=jnp.maximum(tuning.policy_hold - 1, 0))
+
     def reference(self, state: TrainState, statistics: Statistics, data: Collected) -> ActionMoments | None:
         """Action moments of the collecting policy, the reference of the distance; None if nothing needs the distance.
 
@@ -151,6 +139,27 @@ class TrustRegion:
             reference = apply_if(state.normalizer.count == 0, with_new_statistics, reference)
         return reference
 
+    def mean_distance(
+        self,
+        params: Params,
+        statistics: Statistics,
+        data: Collected,
+        reference: ActionMoments,
+        limit: jax.Array | float | None,
+    ) -> jax.Array:
+        """Mean distance from a reference policy to the policy with these parameters and statistics, on all devices.
+
+        Args:
+            params: Network parameters.
+            statistics: Observation statistics.
+            data: Experience `[rows, T]`; only observations and mask are read.
+            reference: Action moments of the reference policy on the same samples.
+            limit: Largest mean distance, which sets the cap per sample; None for no limit.
+        """
+        moved = distance(reference, self._moments(params, statistics, data))
+        mean = masked.mean(jnp.minimum(moved, sample_cap(limit)), data.valid, masked.share(data.valid))
+        return sharding.mean(mean)
+
     def _updated(
         self, state: TrainState, old: Statistics, params: Params, data: Collected, collecting: bool = False
     ) -> NormalizerUpdate:
@@ -160,17 +169,11 @@ class TrustRegion:
         statistics, so that the policy stays the same function (`Networks.rescale_inputs`). The first batch is applied
         without rescaling, because the policy has learned nothing that could be lost.
 
-        Args:
-            state: Training state before the batch, for its tuning.
-            old: Statistics before the batch.
-            params: Network parameters to measure the distance with.
-            data: The batch.
-            collecting: Whether these parameters and the old statistics collected the batch.
+        `collecting` tells that these parameters and the old statistics collected the batch.
         """
         limits = self.config.guards.limiters
-        intact = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
         new, shifted = normalizer.update(
-            intact, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
+            old, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
             shift=limits.observation_shift,
         )  # fmt: skip
         limit = kl_limiter.limit(self.config, state.tuning)
@@ -185,9 +188,9 @@ class TrustRegion:
         if limit is not None:
             sample = subsample(data, data.log_prob.shape)
             before = moments(sample.distribution) if collecting else self._moments(params, old, sample)
-            moved = shift(self.networks, params, new, sample, before, limit).mean
+            moved = self.mean_distance(params, new, sample, before, limit)
             preserves |= ~(moved <= jnp.minimum(_NORMALIZER_SHARE * limit, _NORMALIZER_LIMIT))
-        rescaled = self.networks.rescale_inputs(params, intact, new)
+        rescaled = self.networks.rescale_inputs(params, old, new)
         update = with_same_function(params, rescaled, old, new, preserves & (old.count > 0))
         return update._replace(shifted=shifted)
 
@@ -199,21 +202,10 @@ class TrustRegion:
         data: Collected,
         reference: ActionMoments | None,
         sgd_result: SGDCarry,
-    ) -> tuple[SGDCarry, Statistics, Shift | None]:
+    ) -> tuple[SGDCarry, Statistics, jax.Array | None]:
         """Measures how far the iteration moved the policy, and undoes the iteration beyond the KL limiter's bound.
 
         Statistics that were updated after SGD were bounded for SGD's parameters, so both are undone together.
-
-        Args:
-            sgd: SGD of this iteration.
-            state: Training state before the iteration.
-            statistics: Observation statistics after the batch.
-            data: The batch.
-            reference: Result of `reference`; None if the distance is not measured.
-            sgd_result: Result of SGD.
-
-        Returns:
-            The SGD result and the statistics, both undone after an overshoot, and the distance (None if not measured).
         """
         if reference is None:
             return sgd_result, statistics, None
@@ -223,10 +215,9 @@ class TrustRegion:
             moved = self.reference(state, statistics, sample)
             reference = reference if moved is None else moved
             before = select(state.normalizer.count == 0, statistics, state.normalizer)
-        configured_limit = self.config.guards.limiters.kl
 
-        def measure(progress: SGDState, statistics: Statistics) -> Shift:
-            return shift(self.networks, progress.params, statistics, sample, reference, configured_limit)
+        def measure(progress: SGDState, statistics: Statistics) -> jax.Array:
+            return self.mean_distance(progress.params, statistics, sample, reference, self.config.guards.limiters.kl)
 
         measured = measure(sgd_result.progress, statistics)
         limit = kl_limiter.limit(self.config, sgd_result.tuning)
@@ -234,7 +225,7 @@ class TrustRegion:
             return sgd_result, statistics, measured
         minibatches = self.config.ppo.num_updates_per_batch * self.config.ppo.num_minibatches
         overshot, skipped, tuning = kl_limiter.check_iteration(
-            sgd_result.skipped, measured.mean, sgd_result.tuning, limit, minibatches
+            sgd_result.skipped, measured, sgd_result.tuning, limit, minibatches
         )
         start = sgd.start(state)
         start = start._replace(sums=jax.tree.map(jnp.zeros_like, sgd_result.progress.sums))
@@ -245,10 +236,8 @@ class TrustRegion:
         )
         return sgd_result._replace(progress=progress, skipped=skipped, tuning=tuning), statistics, measured
 
-    def _metrics(self, state: TrainState, update: NormalizerUpdate, shift: Shift | None) -> dict[str, jax.Array]:
-        metrics: dict[str, jax.Array] = {}
-        if shift is not None:
-            metrics |= {"training/policy_distance": shift.mean, "training/policy_distance_p99": shift.p99}
+    def _metrics(self, state: TrainState, update: NormalizerUpdate, moved: jax.Array | None) -> dict[str, jax.Array]:
+        metrics = {} if moved is None else {"training/policy_distance": moved}
         if update.rescaled is not None:
             metrics["limiters/normalizer/active"] = update.rescaled.astype(jnp.float32)
         if update.shifted is not None:
@@ -268,14 +257,7 @@ def with_same_function(
 ) -> NormalizerUpdate:
     """New observation statistics, with parameters that compute the same actions and values as before if asked.
 
-    If the result is not finite, everything stays, so that the state guards find what is wrong.
-
-    Args:
-        params: Network parameters that fit `old`.
-        rescaled: Network parameters that compute the same with `new`.
-        old: Observation statistics before the batch.
-        new: Observation statistics after the batch.
-        preserves: Whether the networks must stay the same functions, a scalar.
+    If the result is not finite, everything stays, so that the state guards find what is wrong. `preserves` is a scalar.
     """
     finite = all_finite((new, select(preserves, rescaled, params)))
     preserves &= finite
@@ -290,53 +272,7 @@ def began_to_vary(old: Statistics, new: Statistics) -> jax.Array:
 
 
 def subsample(tree: PyTree, shape: tuple[int, ...]) -> PyTree:
-    """Takes every n-th unroll, about `_SAMPLES` steps in total: enough for a mean, at a fraction of the cost.
-
-    Args:
-        tree: Arrays `[rows, ...]`.
-        shape: `(rows, T)` of the batch.
-    """
+    """Takes every n-th unroll of `(rows, T)`, about `_SAMPLES` steps: enough for a mean, at a fraction of the cost."""
     rows, steps = shape
     stride = max(1, rows * steps // _SAMPLES)
     return jax.tree.map(lambda x: x[:: min(stride, rows)], tree)
-
-
-def shift(
-    networks: Networks,
-    params: Params,
-    statistics: Statistics,
-    data: Collected,
-    reference: ActionMoments,
-    limit: jax.Array | float | None,
-) -> Shift:
-    """Distance from a reference policy to the policy with these parameters and statistics.
-
-    Args:
-        networks: Networks for raw observations.
-        params: Network parameters.
-        statistics: Observation statistics.
-        data: Experience `[rows, T]`; only observations and mask are read.
-        reference: Action moments of the reference policy on the same samples.
-        limit: Largest mean distance in nats, which sets the cap per sample; None for no limit.
-    """
-    observation = masked.zero_invalid_nonfinite(data.observation, data.valid)
-    current = moments(networks.distribution(params, statistics, observation)[0])
-    moved = distance(reference, current)
-    mean = masked.mean(jnp.minimum(moved, sample_cap(limit)), data.valid, masked.share(data.valid))
-    return Shift(sharding.mean(mean), sharding.mean(percentile_99(moved, data.valid)))
-
-
-def percentile_99(x: jax.Array, valid: masked.Mask) -> jax.Array:
-    """The 99th percentile of valid numbers as in `jnp.quantile`; 0 without any, NaN if one is NaN.
-
-    Sorts only the largest hundredth: a sort of all numbers takes as long as a forward pass of a small policy.
-    """
-    used = masked.filled(valid, x)
-    position = 0.01 * (jnp.maximum(jnp.sum(used), 1) - 1)  # from the largest number
-    largest = jax.lax.top_k(jnp.where(used, x, -jnp.inf).ravel(), math.ceil(0.01 * (x.size - 1)) + 1)[0]
-    below = jnp.floor(position).astype(jnp.int32)
-    upper, lower = largest[below], largest[jnp.minimum(below + 1, largest.size - 1)]
-    share = position - below
-    percentile = jnp.where(share > 0, upper * (1.0 - share) + lower * share, upper)
-    percentile = jnp.where(jnp.any(used), percentile, 0.0)
-    return jnp.where(jnp.any(used & jnp.isnan(x)), jnp.nan, percentile)

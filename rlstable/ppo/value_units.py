@@ -7,7 +7,6 @@ its value estimates stay the same (PopArt, van Hasselt et al. 2016, arXiv:1602.0
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from rlstable.device.transforms import apply_if
 from rlstable.guards import limiters
@@ -23,15 +22,10 @@ _RATE = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class ValueUnits:
-    """Statistics of value targets; without `ppo.normalize_values` both methods change nothing.
-
-    Attributes:
-        networks: Networks for raw observations.
-        loss: Estimates value targets.
-    """
+    """Statistics of value targets, for raw observations; without `ppo.normalize_values` both methods change nothing."""
 
     networks: Networks
-    loss: LossGradient
+    objective: LossGradient
 
     def before_sgd(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
         """Initialises the statistics of value targets from the first batch; later batches change nothing here.
@@ -44,22 +38,22 @@ class ValueUnits:
             return statistics
 
         def from_batch(_: Statistics) -> Statistics:
-            new = self._after_batch(params, statistics, data)
+            new = self._after_batch(params, statistics, value, data)
             return dataclasses.replace(new, count=value.count)  # `after_sgd` counts the batch
 
         return dataclasses.replace(statistics, value=apply_if(value.count == 0, from_batch, value))
 
     def after_sgd(self, params: Params, statistics: Statistics, data: Collected) -> tuple[Params, Statistics]:
         """Updates the statistics of value targets with the batch `[rows, T]`, and rescales the value network."""
-        if statistics.value is None:
+        value = statistics.value
+        if value is None:
             return params, statistics
-        new = self._after_batch(params, statistics, data)
-        params = self.networks.rescale_value(params, statistics.value, new)
+        new = self._after_batch(params, statistics, value, data)
+        params = self.networks.rescale_value(params, value, new)
         return params, dataclasses.replace(statistics, value=new)
 
-    def _after_batch(self, params: Params, statistics: Statistics, data: Collected) -> Statistics:
-        preprocessed = preprocess_batch(self.networks, statistics, data)
-        targets = self.loss.targets(params, statistics, preprocessed).value
-        targets = limiters.clip(targets, self.loss.limits.value_target)
-        value: Any = statistics.value
-        return normalizer.update(value, targets, data.valid, self.loss.config, least_rate=_RATE).statistics
+    def _after_batch(self, params: Params, statistics: Statistics, value: Statistics, data: Collected) -> Statistics:
+        loss, preprocessed = self.objective.loss, preprocess_batch(self.networks, statistics, data)
+        targets = self.objective.targets(params, statistics, preprocessed).value
+        targets = limiters.clip(targets, loss.limits.value_target)
+        return normalizer.update(value, targets, data.valid, loss.config, least_rate=_RATE).statistics

@@ -210,7 +210,7 @@ def batch_context(seed: int) -> BatchContext:
         termination=jnp.zeros((3, 5)).at[1, 2].set(1.0),
         valid=jnp.ones((3, 5), bool).at[0, 3].set(False),
         time_out=None,
-        bootstrap_observation={"state": draw(seed + 6, 3, 2)},
+        bootstrap_observation={"state": draw(seed + 6, 3, 1, 2)},
     )
     return BatchContext(data)
 

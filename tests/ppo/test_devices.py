@@ -23,7 +23,7 @@ from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo.build import init_tuning, make_ppo
-from rlstable.ppo.records import time_first
+from rlstable.ppo.records import swap_axes
 from rlstable.ppo.rollout import collect
 from rlstable.ppo.state import SPECS
 
@@ -52,14 +52,14 @@ def gradients(settings):
     ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2)
 
     def gradient(params, statistics, rows, noise):
-        minibatch = minibatch_of(time_first(rows), jnp.swapaxes(noise, 0, 1))
+        minibatch = minibatch_of(swap_axes(rows), jnp.swapaxes(noise, 0, 1))
         return ppo.gradient(params, statistics, minibatch, masked.share(rows.valid), init_tuning(settings))
 
     programs = {n: sharding.over_devices(gradient, mesh(n), (R, R, SPLIT, SPLIT), R) for n in (1, DEVICES)}
 
     def call(devices, params, statistics, data, noise):
         noise = jnp.swapaxes(noise, 0, 1)
-        return jax.device_get(programs[devices](params, statistics, time_first(data), noise))
+        return jax.device_get(programs[devices](params, statistics, swap_axes(data), noise))
 
     return ppo, call
 

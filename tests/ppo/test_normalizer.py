@@ -25,7 +25,7 @@ R = sharding.REPLICATED
 
 @functools.cache
 def updating(outlier=None, shift=None, **ppo):
-    """The statistics after an update under these settings, compiled once per kind of mask."""
+    """The statistics after an update under these settings."""
     whole = whole_updating(outlier, shift, **ppo)
     return lambda s, x, valid: whole(s, x, valid).statistics
 
@@ -41,9 +41,9 @@ def fresh(observation):
     return normalizer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], jnp.float32), observation))
 
 
-def batches(count, seed=0, shape=(ROWS, T, SIZE)):
-    rng = np.random.default_rng(seed)
-    return [np.float32(rng.normal(size=shape) * (1 + i) + 2 * i) for i in range(count)]
+def batches(count):
+    rng = np.random.default_rng(0)
+    return [np.float32(rng.normal(size=(ROWS, T, SIZE)) * (1 + i) + 2 * i) for i in range(count)]
 
 
 MODES = {
@@ -91,7 +91,7 @@ masks = hnp.arrays(bool, (3, ROWS, T), elements=st.booleans())
 
 @pytest.mark.parametrize("mode", ["welford", "ema"])
 def test_normalizer_equals_numpy_on_all_valid_samples(mode):
-    """For any batches and masks."""
+    """For any batches and masks; masked samples are NaN."""
     update = updating(**MODES[mode])
 
     @settings(max_examples=100)
@@ -99,7 +99,7 @@ def test_normalizer_equals_numpy_on_all_valid_samples(mode):
     def check(data, valid):
         statistics = fresh(data[0])
         for batch, mask in zip(data, valid, strict=True):
-            statistics = update(statistics, batch, mask)
+            statistics = update(statistics, np.where(mask[..., None], batch, np.nan), mask)
         kept = np.float64(data[valid])
         assert int(statistics.count) == len(kept)
         if not len(kept):
@@ -114,34 +114,14 @@ def test_normalizer_equals_numpy_on_all_valid_samples(mode):
     check()
 
 
-@pytest.mark.parametrize(("mode", "bad"), [("welford", np.nan), ("ema", np.nan), ("welford", 1e30)])
-def test_masked_samples_do_not_enter_the_statistics(mode, bad):
-    data = batches(2)
-    valid = np.random.default_rng(1).random((ROWS, T)) > 0.4
-    poisoned = np.where(valid[..., None], data[1], np.float32(bad))
-    before = updating(**MODES[mode])(fresh(data[0]), data[0], np.ones((ROWS, T), bool))
-    expected, found = (updating(**MODES[mode])(before, x, valid) for x in (data[1], poisoned))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
-    if np.isnan(bad):  # a weight of zero times NaN is NaN
-        theirs = running_statistics.init_state(fresh(data[0]).mean)
-        theirs = running_statistics.update(theirs, poisoned, weights=jnp.float32(valid))
-        assert np.isnan(theirs.mean).all()
-
-
 # --- outliers
 
 OUTLIER = 100.0
 
 
-def unit(count, seed=0):
+def unit(count):
     """Batches of 8,192 unit normals per element."""
-    return batches_of(count, seed, (64, 128, SIZE))
-
-
-def batches_of(count, seed, shape):
-    rng = np.random.default_rng(seed)
-    return [np.float32(rng.normal(size=shape)) for _ in range(count)]
+    return np.float32(np.random.default_rng(0).normal(size=(count, 64, 128, SIZE)))
 
 
 @pytest.mark.parametrize(("mode", "masking"), [("welford", True), ("ema", False)])
@@ -166,15 +146,6 @@ def test_observation_outlier_limiter_keeps_the_std_small(mode, masking):
     seen = np.float64(np.concatenate([np.ravel(x[valid] if masking else x) for x in (first[..., 0:1], bad[..., 0:1])]))
     drawn_in = np.where(seen > 1e5, np.float64(before.mean[0]) + OUTLIER * np.float64(before.std[0]), seen)
     np.testing.assert_allclose(found[OUTLIER].std[0], drawn_in.std(), rtol=1e-4)
-
-
-def test_limited_statistics_follow_observations_that_moved():
-    """An element beyond the bound enters at the bound, which moves with every batch."""
-    near, far = unit(2)
-    statistics = updating(OUTLIER)(fresh(near), near, None)
-    for _ in range(20):
-        statistics = updating(OUTLIER)(statistics, far + 5000.0, None)
-    np.testing.assert_allclose(statistics.mean, 5000.0, rtol=0.3)
 
 
 # --- after 10^10 samples

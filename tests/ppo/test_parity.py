@@ -118,7 +118,7 @@ def brax_data(data, settings):
     """Converts our data `[rows, T]` to that of Brax: unscaled rewards, scales before the softplus."""
     scale = data.distribution.scale - 0.001
     logits = jnp.concatenate([data.distribution.loc, jnp.log(jnp.expm1(scale))], -1)
-    last = jnp.repeat(data.bootstrap_observation[:, None], data.reward.shape[1], axis=1)
+    last = jnp.repeat(data.bootstrap_observation, data.reward.shape[1], axis=1)
     return BraxTransition(
         observation=data.observation,
         action=jnp.tanh(data.raw_action),

@@ -46,13 +46,12 @@ def reference(state, config, env, networks):
         keys = jax.lax.scan(lambda key, _: tuple(jax.random.split(key))[::-1], key, length=config.unroll_length)[1]
         noise = jax.vmap(lambda key: jax.random.normal(key, (config.num_envs, networks.action_size)))(keys)
         env_state, samples = jax.lax.scan(step, env_state, (keys, noise))
-        return (env_state, next_key), (samples, env_state.obs)
+        return (env_state, next_key), (*samples, env_state.obs[None])
 
-    (env_state, _), (samples, last) = jax.lax.scan(
+    (env_state, _), data = jax.lax.scan(
         unroll, (state.env_state, key_rollout), None, length=config.rows // config.num_envs
     )
-    data = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(-1, config.unroll_length, *x.shape[3:]), samples)
-    data = (*data, last.reshape(-1, *last.shape[2:]))
+    data = [jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], *x.shape[3:]) for x in data]
 
     old, x = state.normalizer, data[0]
     samples = jnp.int32(x.shape[0] * x.shape[1])
@@ -67,9 +66,9 @@ def reference(state, config, env, networks):
 
     def loss(params, minibatch, noise):
         observation, raw, old_log_prob, reward, cut, terminated, last = minibatch
-        policy, _ = networks.without_preprocessing.distribution(params, statistics, observation)
-        value = networks.without_preprocessing.value(params, statistics, observation)
-        baseline, after = jax.lax.stop_gradient((value, networks.without_preprocessing.value(params, statistics, last)))
+        policy, _ = bare.distribution(params, statistics, observation)
+        value = bare.value(params, statistics, observation)
+        baseline, after = jax.lax.stop_gradient((value, bare.value(params, statistics, last[0])))
         discount = config.discounting * (1.0 - terminated)
         following = jnp.concatenate([baseline[1:], after[None]])
         delta = jnp.where(cut > 0, 0.0, reward + discount * following - baseline)
@@ -92,14 +91,14 @@ def reference(state, config, env, networks):
         entropy_loss = -config.entropy_cost * jnp.mean(policy.entropy(noise))
         return policy_loss + value_loss + entropy_loss
 
+    bare = networks.without_preprocessing
     layout = ParamFlattener.of(state.params)  # one vector, as in our PPO
     optimizer = optax.chain(optax.scale_by_adam(eps=config.optimizer.eps))
 
     def update(carry, rows):
         params, opt_state, key = carry
         key, key_noise = jax.random.split(key)
-        *minibatch, last = [x[rows] for x in data]
-        minibatch = [jnp.swapaxes(x, 0, 1) for x in minibatch] + [last]
+        minibatch = [jnp.swapaxes(x[rows], 0, 1) for x in data]
         noise = jax.random.normal(key_noise, minibatch[1].shape)
         gradient = layout.join(jax.grad(loss)(layout.split(params), minibatch, noise))
         direction, opt_state = optimizer.update(gradient, opt_state, params)

@@ -97,16 +97,6 @@ def test_reward_normalisation_equals_gymnasium(unrolls, masking, devices):
         np.testing.assert_allclose(metrics["training/reward_greatest"], greatest, rtol=1e-5)
 
 
-def test_invalid_samples_do_not_enter_the_reward_statistics():
-    """Empty statistics divide by 1."""
-    rewards, end, valid = (by_device(x, 1) for x in batch(1, 0, True))
-    none = np.zeros_like(valid)
-    returns, shaped, _ = shaping()(reward.init_returns(ENVS, NORMALIZED), transition(rewards, end, none))
-    assert (int(returns.statistics.count), float(returns.statistics.std)) == (0, 1.0)
-    np.testing.assert_array_equal(shaped.reward, np.float32(rewards))
-    assert valid.any()
-
-
 def test_rewards_are_normalised_then_limited_then_credited_for_a_time_out():
     """The credit is neither normalised nor limited and does not enter the statistics."""
     rewards, value = np.zeros((ENVS, T)), np.full((ENVS, T), 50.0, np.float32)
@@ -148,18 +138,3 @@ def test_time_out_credit_is_in_the_units_of_values(normalized):
     expected = np.zeros((ENVS, T))
     expected[1, 3] = DISCOUNT * 50.0 * (1.0 if normalized else 0.1)
     np.testing.assert_allclose(credited - plain, expected, atol=1e-4)
-
-
-def test_rewards_without_normalisation_and_limit_do_not_change():
-    settings = config()
-    assert reward.init_returns(ENVS, settings) == Returns(None, None)
-
-    def shape(data):
-        shaped, returns, metrics = reward.shape(data, Returns(None, None), settings, None)
-        assert shaped.reward is data.reward and returns == Returns(None, None)
-        return metrics
-
-    rewards = np.ones((ENVS, T))
-    rewards[2, 3] = -4.0
-    metrics = sharding.over_devices(shape, mesh(2), (SPLIT,), R)(transition(rewards))
-    assert metrics == {"training/reward_greatest": 4.0}

@@ -15,7 +15,7 @@ from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo.build import make_ppo
 from rlstable.ppo.normalizer import Statistics
-from rlstable.ppo.records import time_first
+from rlstable.ppo.records import swap_axes
 from rlstable.ppo.value_units import ValueUnits
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -48,11 +48,6 @@ def sample():
     return experience(ppo().networks, T, B)[:3]
 
 
-def in_rows(data):
-    """`[rows, T]`, as collected."""
-    return time_first(data)
-
-
 def on_one_device(function):
     return sharding.over_devices(function, mesh(), R, R)
 
@@ -60,7 +55,7 @@ def on_one_device(function):
 @functools.cache
 def following(*limits):
     own = ppo(True, limits)
-    return on_one_device(ValueUnits(own.networks.without_preprocessing, own._loss).after_sgd)
+    return on_one_device(ValueUnits(own.networks.without_preprocessing, own._objective).after_sgd)
 
 
 @pytest.mark.parametrize(("mean", "std", "layer_norm"), [(50.0, 30.0, True), (-2000.0, 1e-3, False), (0.5, 1e4, False)])
@@ -87,14 +82,14 @@ def test_value_estimates_do_not_change_with_the_units(sample, mean, std, layer_n
 def test_target_statistics_equal_numpy_over_valid_targets(sample, limit):
     """Over two batches, with the targets limited as in the loss; estimates do not change."""
     params, statistics, data = sample
-    networks, objective = ppo().networks, ppo()._loss
+    networks, objective = ppo().networks, ppo()._objective
     follow = following(*([("value_target", limit)] if limit else []))
     statistics = dataclasses.replace(statistics, value=NOTHING)
     estimates = on_one_device(objective.targets)
     seen = []
     for seed in range(2):
         valid = np.random.default_rng(seed).random((T, B)) > 0.3
-        batch = in_rows(data._replace(valid=jnp.array(valid), reward=data.reward * (1 + 5 * seed)))
+        batch = swap_axes(data._replace(valid=jnp.array(valid), reward=data.reward * (1 + 5 * seed)))
         targets = np.float64(estimates(params, statistics, batch).value)
         targets = targets if limit is None else np.clip(targets, -limit, limit)
         seen += list(targets[valid.T])
@@ -130,7 +125,7 @@ def test_gradient_with_normalised_values_does_not_depend_on_the_reward_scale(sam
         for scale in (1.0, 1000.0):
             batch = data._replace(reward=data.reward * scale, value=data.value * scale)
             if normalized:
-                adapted, now = following()(ignorant(params), statistics, in_rows(batch))
+                adapted, now = following()(ignorant(params), statistics, swap_axes(batch))
             else:
                 now, adapted = dataclasses.replace(statistics, value=None), ignorant(params)
             minibatch = minibatch_of(batch, jnp.zeros((T, B, 2)))
