@@ -38,7 +38,6 @@ class Verdict(NamedTuple):
     Attributes:
         value: The checked value, repaired or unchanged.
         ok: False where the caller keeps its old state; `[B]` or `[T, B]` at sites that check samples, else a scalar.
-        state: New state of the guard.
     """
 
     value: PyTree

@@ -80,15 +80,9 @@ class Loss:
     ) -> LossTerms:
         """The terms of the loss on this device's part of a minibatch.
 
-        Averaged over devices, the loss is the mean over all valid samples of the minibatch, and so is its gradient.
-
-        Args:
-            params: Policy and value parameters.
-            statistics: Observation statistics.
-            minibatch: Samples `[T, B]` with preprocessed observations, finite even where a sample is invalid. If the
-                minibatch has no targets, this function estimates them.
-            valid_share: `masked.share` of the whole minibatch; None without a mask.
-            clip_scale: Factor on the clipping of ratio and value; None for 1.
+        Averaged over devices, the loss is the mean over all valid samples of the minibatch, and so is its gradient. The
+        observations are preprocessed and finite even where a sample is invalid. If the minibatch has no targets, this
+        function estimates them. `clip_scale` is a factor on the clipping of ratio and value, None for 1.
         """
         networks, config, limits, data = self.networks, self.config, self.limits, minibatch.collected
         distribution, activity = networks.distribution(params, statistics, data.observation)

@@ -72,16 +72,11 @@ class Optimizer:
         clip_scale: jax.Array | None = None,
         layout: ParamFlattener | None = None,
     ) -> Candidate:
-        """Computes parameters and optimizer state after an update.
+        """Computes parameters and optimizer state after an update with gradients averaged over devices.
 
-        Args:
-            gradients: Gradients, averaged over devices.
-            gradient_norm: Global norm of the gradients.
-            opt_state: Optimizer state before the update.
-            params: Parameters before the update.
-            rates: Learning rates; if both are the same array, the update is computed with one rate.
-            clip_scale: Factor on the bounds of gradient and update; None for 1.
-            layout: Layout of gradients, moments and parameters that are vectors; None for trees.
+        If both rates are the same array, the update is computed with one rate. `clip_scale` is a factor on the bounds
+        of gradient and update, None for 1; `layout` tells how gradients, moments and parameters are joined, None for
+        trees.
         """
         activity = {}
         scale = 1.0 if clip_scale is None else clip_scale

@@ -148,11 +148,8 @@ class SGD:
     ) -> tuple[SGDCarry, SGDState | None]:
         """Shuffles this device's unrolls and takes one step per minibatch.
 
-        Args:
-            carry: State before the epoch.
-            fallback: State to return to if the policy moves too far in this epoch; None without the KL limiter.
-            batch: This device's data.
-            step: Takes one SGD step from a carry without sums; returns the next one, and metrics to add to the sums.
+        `fallback` is the state to return to if the policy moves too far in this epoch, None without the KL limiter.
+        `step` takes a carry without sums, and returns the next one and the metrics to add to the sums.
         """
         key, key_shuffle, key_loss = jax.random.split(carry.key, 3)
         order = jax.random.permutation(key_shuffle, batch.collected.log_prob.shape[0])

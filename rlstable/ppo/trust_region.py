@@ -96,14 +96,7 @@ class TrustRegion:
     ) -> tuple[SGDCarry, Statistics, dict[str, jax.Array]]:
         """Moves the normaliser if it follows SGD, and undoes an iteration that moved the policy too far.
 
-        Args:
-            sgd: SGD of this iteration.
-            state: Training state that SGD started from.
-            update: Result of `before_sgd`.
-            statistics: Statistics that SGD used.
-            data: The batch.
-            reference: Result of `reference`.
-            result: Result of SGD.
+        `state` and `statistics` are those that SGD started from.
 
         Returns:
             The SGD result and the statistics, both undone after an overshoot, and metrics.
@@ -149,12 +142,7 @@ class TrustRegion:
     ) -> jax.Array:
         """Mean distance from a reference policy to the policy with these parameters and statistics, on all devices.
 
-        Args:
-            params: Network parameters.
-            statistics: Observation statistics.
-            data: Experience `[rows, T]`; only observations and mask are read.
-            reference: Action moments of the reference policy on the same samples.
-            limit: Largest mean distance, which sets the cap per sample; None for no limit.
+        The reference has the action moments on the same samples; `limit` sets the cap per sample, None for no limit.
         """
         moved = distance(reference, self._moments(params, statistics, data))
         mean = masked.mean(jnp.minimum(moved, sample_cap(limit)), data.valid, masked.share(data.valid))

@@ -35,7 +35,6 @@ from rlstable.ppo.build import init_state, init_tuning, make_networks, make_ppo
 from rlstable.ppo.distance import ActionMoments, distance, moments
 from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.gradient import preprocess_batch
-from rlstable.ppo.iteration import PPO
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import Counters
 
@@ -50,11 +49,10 @@ def limited(kl=1.0):
     return GUARDS_OFF | {"limiters": LIMITERS_OFF | {"kl": kl}}
 
 
-def built(kl, kind=PPO, **ppo):
-    """PPO with the KL limiter only, its iteration, and a first state."""
+def built(kl, **ppo):
+    """The iteration of PPO with the KL limiter only, and a first state."""
     own, state = assemble(tiny_config(guards=limited(kl), ppo=ppo))
-    own = kind(**{field.name: getattr(own, field.name) for field in dataclasses.fields(PPO)})
-    return own, compiled(own), placed(state)
+    return compiled(own), placed(state)
 
 
 training = functools.cache(built)
@@ -80,7 +78,7 @@ def learnt(state):
 
 def test_update_that_overshoots_is_rolled_back():
     """The rate is a thousand times too high: the first step is too long, and no update counts."""
-    _, iteration, state = training(1.0)
+    iteration, state = training(1.0)
     start = tuned(state, learning_rate=3.0)
     after, metrics = iteration(start)
     same(learnt(after), learnt(start))
@@ -92,7 +90,7 @@ def test_update_that_overshoots_is_rolled_back():
 
 def test_steps_shrink_until_they_fit_and_grow_back_to_full_length():
     """By a factor of 4 in each iteration that overshot, and by 1.05 in each that did not."""
-    _, iteration, now = training(1.0)
+    iteration, now = training(1.0)
     now = tuned(now, learning_rate=3.0)
     found, moved = [], False
     for _ in range(12):
@@ -180,7 +178,7 @@ def test_overshoot_rolls_back_to_the_last_epoch_within_the_limit(steps):
 )
 def test_kl_limiter_stops_sgd_beyond_the_limit_and_shortens_steps_once(moved, going, scale):
     """A distance of NaN stops SGD and shortens no step."""
-    tuning = training(1.0)[2].tuning
+    tuning = training(1.0)[1].tuning
     metrics = {"training/kl_mean": jnp.float32(99.0), "training/policy_distance": jnp.float32(moved)}
     found, skipped, tuning = kl_limiter.check(jnp.int32(0), metrics, tuning, 1.0)
     assert (bool(found), float(tuning.step_scale)) == (going, scale)
@@ -198,7 +196,7 @@ def scaled(tuning, scale):
 
 
 def test_step_scale_has_a_minimum():
-    tuning, metrics = training(1.0)[2].tuning, {"training/policy_distance": jnp.float32(2)}
+    tuning, metrics = training(1.0)[1].tuning, {"training/policy_distance": jnp.float32(2)}
     for _ in range(100):
         _, _, tuning = kl_limiter.check(jnp.int32(0), metrics, tuning, 1.0)
     np.testing.assert_allclose(tuning.step_scale, 1e-6, rtol=1e-5)
@@ -221,26 +219,6 @@ def test_single_sample_is_no_overshoot(moved, overshot):
     metrics = sharding.over_devices(lambda *x: loss(*x, None)[1], mesh(), R, R)(params, statistics, data)
     np.testing.assert_allclose(metrics["training/policy_distance"], 10.0 * 0.1 * moved / (T * B), rtol=1e-5)
     assert (metrics["training/policy_distance"] > 0.1) == overshot
-
-
-@dataclasses.dataclass(frozen=True)
-class Blind(PPO):
-    """PPO whose policy distance in the loss is never a number."""
-
-    def gradient(self, *args):
-        gradients, metrics = super().gradient(*args)
-        nan = jnp.float32(jnp.nan)
-        return gradients, metrics | {"training/policy_distance": nan}
-
-
-def test_distance_of_nan_ends_the_epochs_without_shortening_steps():
-    _, iteration, state = training(1.0, Blind)
-    start = tuned(state, step_scale=0.5)
-    after, metrics = iteration(start)
-    same(learnt(after), learnt(start))
-    assert metrics.values["limiters/kl/active"] == 1.0
-    assert metrics.values["training/accepted_share"] == 0.0
-    assert after.tuning.step_scale == 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +251,7 @@ def test_guards_do_not_see_skipped_minibatches():
 @pytest.mark.slow
 @ordinarily()
 def test_kl_limiter_does_not_change_a_healthy_iteration():
-    (_, with_it, state), (_, without, other) = built(1.0), built(None)
+    (with_it, state), (without, other) = built(1.0), built(None)
     same(state, other)
     for _ in range(3):
         (state, metrics), (other, plain) = with_it(state), without(other)
@@ -303,7 +281,7 @@ ONE = {"batch_size": 16, "num_minibatches": 1, "num_updates_per_batch": 1}  # no
 )
 def test_kl_limiter_measures_the_end_of_an_iteration(skipped, moved, expected):
     """Steps are shortened once per iteration, and not if the distance is NaN."""
-    tuning = training(1.0)[2].tuning
+    tuning = training(1.0)[1].tuning
     over, skipped, tuning = kl_limiter.check_iteration(
         jnp.int32(skipped), jnp.float32(moved), tuning, 1.0, jnp.int32(MINIBATCHES)
     )
@@ -313,7 +291,7 @@ def test_kl_limiter_measures_the_end_of_an_iteration(skipped, moved, expected):
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_overshoot_of_the_last_update_rolls_back_to_the_start_of_the_iteration(order):
     """Bit for bit, critic and moments included; the distance is that of the restored state."""
-    _, iteration, state = training(1.0, **ONE, normalizer_update=order)
+    iteration, state = training(1.0, **ONE, normalizer_update=order)
     state, _ = iteration(state)
     start = tuned(state, learning_rate=3.0)
     after, metrics = iteration(start)
@@ -337,7 +315,7 @@ def test_overshoot_of_the_last_update_rolls_back_to_the_start_of_the_iteration(o
 def test_adaptive_rate_does_not_rise_while_updates_are_rolled_back():
     """The KL of a restored policy is small and says nothing about the rate."""
     adaptive = {"learning_rate_schedule": "adaptive_kl", "desired_kl": 0.01, "learning_rate_schedule_max_lr": 3.0}
-    _, iteration, state = training(1.0, num_updates_per_batch=4, **adaptive)
+    iteration, state = training(1.0, num_updates_per_batch=4, **adaptive)
     start = tuned(state, learning_rate=2.0)
     after, metrics = iteration(start)
     assert metrics.values["limiters/kl/active"] > 0.5
