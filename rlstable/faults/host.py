@@ -19,10 +19,10 @@ class FailingCheckpoints(Checkpoints):
         self._fault = fault
         super().__init__(*args)
 
-    def _begin(self, save: Any, in_background: bool) -> None:
-        if strikes(self._fault, save.iteration):
+    def _begin(self, number: int, *args: Any) -> None:
+        if strikes(self._fault, number):
             raise OSError(errno.ENOSPC, "No space left on device")
-        super()._begin(save, in_background)
+        super()._begin(number, *args)
 
 
 class FailingSink:

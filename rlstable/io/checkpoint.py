@@ -1,14 +1,14 @@
 """Saves and restores the checkpoints of a run.
 
-A checkpoint is a folder `<run>/checkpoints/<iteration>` with four items:
+A checkpoint is a folder `<run>/checkpoints/<number>` with three items:
 
 - `state`: the arrays of the training state, by path in the tree
 - `policy`: a nested dict of arrays
-- `host`: JSON
-- `manifest`: JSON with the format, the score, checksums, and path, dtype and shape of every array, so that a wrong
+- `manifest`: JSON with the host data, the score, checksums, and path, dtype and shape of every array, so that a wrong
   array is found before it is read
 
-Orbax writes, commits and deletes the folders. They contain no Python class and no pickle.
+Numbers only grow: a run that has rolled back does not use a number again. Orbax writes, commits and deletes the
+folders. They contain no Python class and no pickle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -28,40 +28,31 @@ from rlstable.io.files import one_line, subfolder
 from rlstable.io.manifest import Damaged
 from rlstable.io.run_folder import steps_in
 from rlstable.io.store import (
+    RETIRED,
+    delete_leftovers,
     finite,
     first_readable,
     items_of,
     keep_damaged,
-    make_room_to_retire,
     open_manager,
     ranked,
     read_arrays,
-    read_json,
+    read_manifest,
     read_scores,
-    remove_unfinished,
     require_step,
-    set_aside,
-    settle,
     verify,
 )
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
-class _Save(NamedTuple):
-    """A checkpoint to save; `make` builds orbax's items from a score."""
-
-    iteration: int
-    score: float | None
-    make: Callable[..., Any]
-
-
 class Checkpoints:
-    """Saves, deletes, lists and restores the checkpoints of one run. Use it from one process and one thread.
+    """Saves, lists and restores the checkpoints of one run. Use it from one process and one thread.
 
-    The folder keeps the `keep` latest checkpoints, the `keep_best` best by score, and every `keep_period`-th iteration.
-    A save never raises: a failure is the event `checkpoint_failed`, at the latest at the next call of any method. Then
-    `due` requests another save 1, 2, 4 ... iterations later, which is read back (event `checkpoint_saved_again`).
+    The folder keeps the `keep` latest checkpoints, the `keep_best` best by score, and numbers divisible by
+    `keep_period`. A save never raises: a failure is the event `checkpoint_failed`, at the latest at the next call of
+    any method. Then `due` requests another save 1, 2, 4 ... iterations later, which is read back (event
+    `checkpoint_saved_again`).
 
     Call `close`, or use the object as a context manager. Otherwise a save that is still running at the end of the
     process is lost, because Python ends orbax's threads first. Complete checkpoints stay intact.
@@ -88,17 +79,17 @@ class Checkpoints:
         self._config = config
         self._on_event = on_event
         self._failures = 0  # in a row
-        self._retry_at: int | None = None  # iteration
+        self._retry_at: int | None = None  # number
         self._manager: Any = None
         self._scores: dict[int, float | None] = {}  # of the checkpoints on disk whose manifest can be read
-        self._pending: _Save | None = None  # the save that runs in the background
+        self._pending: int | None = None  # number of the save that runs in the background
         self.error: Exception | None = None
 
-    def due(self, iteration: int) -> bool:
+    def due(self, iteration: int, number: int) -> bool:
         """Whether to save after this iteration: every `every`-th, and earlier after a failed save."""
         if self._pending is not None and not self._manager.is_saving_in_progress():
             self.wait()  # reports a failure
-        return iteration % self._config.every == 0 or (self._retry_at is not None and iteration >= self._retry_at)
+        return iteration % self._config.every == 0 or (self._retry_at is not None and number >= self._retry_at)
 
     @property
     def failing(self) -> bool:
@@ -106,7 +97,7 @@ class Checkpoints:
 
     def save(
         self,
-        iteration: int,
+        number: int,
         state: PyTree,
         policy: Mapping[str, Any],
         host: Mapping[str, Any],
@@ -115,11 +106,8 @@ class Checkpoints:
     ) -> bool:
         """Saves one checkpoint. After the call, arrays may be donated and `host` may be changed.
 
-        Deletes the checkpoints of this iteration and of later iterations, even the best one: after a rollback they
-        belong to a failed attempt. If an iteration is saved again without a score, it keeps its old score.
-
         Args:
-            iteration: Number of the checkpoint, not negative.
+            number: Number of the checkpoint, greater than all before.
             state: Any tree of arrays, typed random keys included.
             policy: Nested dict of arrays with text keys.
             host: JSON data.
@@ -129,56 +117,62 @@ class Checkpoints:
             Whether the checkpoint was saved or, for an asynchronous save, whether the save started.
         """
         self.wait()
-        make = functools.partial(items_of, iteration, state, policy, host)
-        return self._write(_Save(iteration, finite(score), make), self._config.asynchronous)
+        score = finite(score)
+        try:
+            self._begin(number, score, functools.partial(items_of, number, state, policy, host, score))
+            if self.failing:  # TensorStore keeps writing for a moment after its first error, so this save is read back
+                verify(self._manager, self.directory, number)
+                self._report_success(number)
+        except Exception as error:
+            if isinstance(error, Damaged):
+                self._keep_damaged([number])
+            return self._give_up(number, error)
+        return True
 
     def latest(self) -> int | None:
         return max(self.all(), default=None)
 
     def best(self) -> int | None:
-        """The iteration with the highest score on disk, the later one of equal scores; None without scores."""
-        return next((iteration for iteration, _ in self.ranked()), None)
+        """The number with the highest score on disk, the later one of equal scores; None without scores."""
+        return next((number for number, _ in self.ranked()), None)
 
     def ranked(self) -> list[tuple[int, float]]:
-        """Iterations on disk with their scores, the best first; the later one first if scores are equal."""
+        """Numbers on disk with their scores, the best first; the later one first if scores are equal."""
         steps = self.all()
         self._open()
         scores = {step: score for step in steps if (score := self._scores.get(step)) is not None}
         return [(step, scores[step]) for step in ranked(scores, steps)]
 
-    def host_data(self, iteration: int) -> dict[str, Any] | None:
+    def host_data(self, number: int) -> dict[str, Any] | None:
         """The JSON data of one checkpoint; None if it is missing or damaged."""
-        if iteration in self.all():
+        if number in self.all():
             with contextlib.suppress(Damaged, ConfigError):
-                return read_json(self._open(), self.directory, iteration)[0]
+                return read_manifest(self._open(), self.directory, number).host
         return None
 
     def all(self) -> list[int]:
-        """Every iteration on disk, ascending; waits for a running save."""
+        """Every number on disk, ascending; waits for a running save."""
         self.wait()
-        if self._manager is None:
-            with contextlib.suppress(OSError):  # a read-only disk can still be read
-                settle(self.directory)
         return steps_in(self.directory)
 
     def on_disk(self) -> list[int]:
-        """Every complete iteration on disk, ascending; does not wait for a running save."""
+        """Every complete number on disk, ascending; does not wait for a running save."""
         return steps_in(self.directory)
 
     def restore(
         self,
         template: PyTree | Callable[[dict[str, Any]], PyTree],
-        iteration: int | None = None,
+        number: int | None = None,
     ) -> tuple[PyTree, dict[str, Any]]:
         """Restores a state with the structure, dtypes and shardings of a template; returns it with the host data.
 
-        A damaged checkpoint is the event `checkpoint_damaged`. If `iteration` is None, the damaged checkpoint is
-        renamed and the previous one is restored.
+        A damaged checkpoint is the event `checkpoint_damaged`. If `number` is None, the damaged checkpoint is renamed
+        and the previous one is restored.
 
         Args:
             template: Tree of arrays (also donated ones) or of `ShapeDtypeStruct` with a sharding, or a function from
                 the host data to that tree. NumPy arrays are restored as NumPy arrays.
-            iteration: Iteration to restore; None for the latest that can be read.
+            number: Checkpoint to restore; None for the latest that can be read.
 
         Raises:
             ConfigError: The checkpoint does not exist or does not fit the template, or none can be read.
@@ -186,17 +180,17 @@ class Checkpoints:
 
         def read(step: int) -> tuple[dict[str, Any], dict[str, Any], Any]:
             manager = self._open()
-            host, manifest = read_json(manager, self.directory, step)
-            like = template(host) if callable(template) else template
+            manifest = read_manifest(manager, self.directory, step)
+            like = template(manifest.host) if callable(template) else template
             leaves = [describe(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(like)[0]]
             require_fit(manifest.state, leaves, self.directory / str(step))
-            return host, read_arrays(manager, step, "state", manifest.state), like
+            return manifest.host, read_arrays(manager, step, "state", manifest.state), like
 
-        if iteration is not None:
-            require_step(self.directory, self.all(), iteration)
+        if number is not None:
+            require_step(self.directory, self.all(), number)
         (host, arrays, like), damaged = first_readable(
             self.directory,
-            lambda: self.all()[::-1] if iteration is None else [iteration],
+            lambda: self.all()[::-1] if number is None else [number],
             read,
             lambda step, error: self._event("checkpoint_damaged", iteration=step, error=error),
         )
@@ -209,14 +203,13 @@ class Checkpoints:
 
     def wait(self) -> bool:
         """Waits for a running save. Returns False if it failed; the failure is also reported as an event."""
-        save = self._pending
-        if save is None:
+        number = self._pending
+        if number is None:
             return True
         try:
-            self._manager.wait_until_finished()
+            self._finish_saving()
         except Exception as error:
-            return self._give_up(save.iteration, error)
-        self._committed()
+            return self._give_up(number, error)
         return True
 
     def close(self) -> None:
@@ -238,54 +231,33 @@ class Checkpoints:
                 subfolder(self.directory.parent, self.directory.name)
             elif not self.directory.is_dir():
                 return None
-            settle(self.directory)
+            delete_leftovers(self.directory)
             self._scores = {}
             self._manager = open_manager(self.directory, self._config, self._scores)
             self._scores.update(read_scores(self._manager, self.directory, steps_in(self.directory)))
         return self._manager
 
-    def _write(self, save: _Save, in_background: bool) -> bool:
-        try:
-            # TensorStore keeps writing for a moment after its first error, so the save after a failure is read back.
-            self._begin(save, in_background and not self.failing)
-            if self.failing:
-                verify(self._manager, self.directory, save.iteration)
-                self._report_success(save.iteration)
-        except Exception as error:
-            if isinstance(error, Damaged):
-                self._keep_damaged([save.iteration])
-            return self._give_up(save.iteration, error)
-        return True
-
-    def _begin(self, save: _Save, in_background: bool) -> None:
-        """Starts orbax's write. Waits for it if it replaces other checkpoints or does not run in the background."""
+    def _begin(self, number: int, score: float | None, make_items: Callable[[], Any]) -> None:
+        """Starts orbax's write, and waits for it unless it runs in the background."""
         if not self._in_place():
             raise FileNotFoundError("the run folder was deleted, moved or replaced")
         manager = self._open(create=True)
-        superseded = [step for step in steps_in(self.directory) if step >= save.iteration]
-        score = save.score
-        if score is None and save.iteration in superseded:
-            score = self._scores.get(save.iteration)
-        items = save.make(score)
-        if superseded:
-            set_aside(self.directory, superseded, save.iteration)
-            manager.reload()
-        make_room_to_retire(self.directory)
-        self._scores[save.iteration], self._pending = score, save
-        manager.save(save.iteration, args=items, force=True)
-        if superseded or not in_background:
-            manager.wait_until_finished()
-            self._committed()
+        items = make_items()
+        (self.directory / RETIRED).mkdir(exist_ok=True)  # before the save, which may fill the disk
+        self._scores[number], self._pending = score, number
+        manager.save(number, args=items, force=True)
+        if self.failing or not self._config.asynchronous:
+            self._finish_saving()
 
-    def _committed(self) -> None:
-        """Deletes the checkpoints that the save, which is complete now, replaces."""
+    def _finish_saving(self) -> None:
+        self._manager.wait_until_finished()
         self._pending = None
-        with contextlib.suppress(OSError):  # retried at the next save
-            settle(self.directory)
+        with contextlib.suppress(OSError):  # deleted at the next save
+            delete_leftovers(self.directory)
 
-    def _report_success(self, iteration: int) -> None:
+    def _report_success(self, number: int) -> None:
         failures, self._failures, self._retry_at = self._failures, 0, None
-        self._event("checkpoint_saved_again", iteration=iteration, failures=failures)
+        self._event("checkpoint_saved_again", iteration=number, failures=failures)
 
     def _keep_damaged(self, steps: list[int]) -> None:
         for step in steps:
@@ -306,19 +278,17 @@ class Checkpoints:
         if manager is not None:
             with contextlib.suppress(Exception):  # raises the failure again that is already handled
                 manager.close()
-        if not self._in_place():
-            return
-        with contextlib.suppress(OSError, ConfigError):  # retried at the next opening
-            remove_unfinished(self.directory)
-            settle(self.directory)
+        if self._in_place():
+            with contextlib.suppress(OSError, ConfigError):  # deleted at the next opening
+                delete_leftovers(self.directory)
 
-    def _give_up(self, iteration: int, error: Exception) -> bool:
+    def _give_up(self, number: int, error: Exception) -> bool:
         """Reports a failed save and deletes its files. Returns False."""
         self._drop()
         self.error = error
-        self._retry_at = iteration + min(2 ** min(self._failures, 32), self._config.every)
+        self._retry_at = number + min(2 ** min(self._failures, 32), self._config.every)
         self._failures += 1
-        self._event("checkpoint_failed", iteration=iteration, error=one_line(error))
+        self._event("checkpoint_failed", iteration=number, error=one_line(error))
         return False
 
     def _event(self, kind: str, **fields: Any) -> None:

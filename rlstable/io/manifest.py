@@ -1,8 +1,4 @@
-"""Manifest of a checkpoint: format, arrays, and checksums of all data.
-
-The manifest is one JSON object. Its member `checksum` covers all other members, so that another format is not taken
-for damage.
-"""
+"""Manifest of a checkpoint: one JSON object with its format, its arrays, the host data, and a checksum of all members."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from rlstable import __version__
 from rlstable.config import ConfigError
 from rlstable.io.arrays import Leaf
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Damaged(Exception):
@@ -25,33 +21,32 @@ class Damaged(Exception):
 
 
 class Manifest(NamedTuple):
-    """The manifest of one checkpoint: its number, its arrays, the checksum of its host data, and its score."""
+    """The manifest of one checkpoint."""
 
-    iteration: int
     state: list[Leaf]
     policy: list[Leaf]
-    host: int
+    host: dict[str, Any]
     score: float | None
 
 
 def to_json(
-    iteration: int, state: list[Leaf], policy: list[Leaf], host: Mapping[str, Any], score: float | None
+    number: int, state: list[Leaf], policy: list[Leaf], host: Mapping[str, Any], score: float | None
 ) -> dict[str, Any]:
     """The manifest of a new checkpoint as JSON data; `score` is finite or None."""
     body = {
         "format": FORMAT,
         "rlstable": __version__,
-        "iteration": iteration,
+        "number": number,
+        "score": score,
+        "host": host,
         "state": [[list(leaf.keys), leaf.dtype, list(leaf.shape), leaf.checksum] for leaf in state],
         "policy": [[list(leaf.keys), leaf.dtype, list(leaf.shape), leaf.checksum] for leaf in policy],
-        "host": json_checksum(host),
-        "score": score,
     }
     return {**body, "checksum": json_checksum(body)}
 
 
 def from_json(data: Any, folder: Path) -> Manifest:
-    """Reads the manifest of a checkpoint's folder, whose name is the iteration.
+    """Reads the manifest of a checkpoint's folder, whose name is its number.
 
     Raises:
         Damaged: The manifest is damaged.
@@ -67,16 +62,18 @@ def from_json(data: Any, folder: Path) -> Manifest:
             f"{folder}: saved by rlstable {body['rlstable']} in checkpoint format {body['format']}, but rlstable "
             f"{__version__} reads only format {FORMAT}; use rlstable {body['rlstable']}"
         )
-    if body["iteration"] != int(folder.name):
-        raise Damaged(f"it is checkpoint {body['iteration']} under another number")
-    score = body["score"]
+    if body["number"] != int(folder.name):
+        raise Damaged(f"it is checkpoint {body['number']} under another number")
+    host, score = body["host"], body["score"]
     if score is not None and not (isinstance(score, float | int) and math.isfinite(score)):
         raise Damaged("the score is not a number")
+    if not isinstance(host, dict):
+        raise Damaged("the host data is not a JSON object")
     leaves = {
         item: [Leaf(tuple(keys), dtype, tuple(shape), checksum) for keys, dtype, shape, checksum in body[item]]
         for item in ("state", "policy")
     }
-    return Manifest(body["iteration"], **leaves, host=body["host"], score=score)
+    return Manifest(**leaves, host=host, score=score)
 
 
 def json_checksum(data: Any) -> int:

@@ -23,8 +23,6 @@ from rlstable.io.outcome import outcome_of
 _RESULT, _OVERRIDES = "result.json", "overrides.json"
 _CHANGING = (_RESULT, "metrics.jsonl", "config.yaml")  # files whose times show when a run was last active
 _CONFIRMED = "confirmed_"
-# Separates the number of a checkpoint from the number of the checkpoint that replaces it.
-ASIDE = ".superseded-by-"
 _SEED = "seed-"  # prefix of the folders of seeds that train together
 _RESERVE = ".reserve"
 _RESERVED = 128 * 1024  # bytes, for result.json and report.html
@@ -200,16 +198,13 @@ def _holds_a_run_to_resume(run_dir: Path, resume: str | None, seeds: int) -> boo
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    """Whether a run folder has a checkpoint."""
-    checkpoints = run_dir / "checkpoints"
-    # A killed process may have renamed the only checkpoint; `settle` restores the name before reading.
-    return bool(steps_in(checkpoints)) or any(checkpoints.glob(f"*{ASIDE}*"))
+    return bool(steps_in(run_dir / "checkpoints"))
 
 
 def steps_in(directory: Path) -> list[int]:
-    """Iterations of all complete checkpoints, ascending.
+    """Numbers of all complete checkpoints, ascending.
 
-    Orbax, which calls an iteration a step, renames a folder to this number only when the checkpoint is complete.
+    Orbax, which calls a number a step, renames a folder to this number only when the checkpoint is complete.
     """
     if not directory.is_dir():
         return []

@@ -15,7 +15,7 @@ from rlstable.io.store import (
     open_manager,
     ranked,
     read_arrays,
-    read_json,
+    read_manifest,
     read_scores,
     require_no_links,
     require_step,
@@ -32,7 +32,7 @@ def restore_policy(
 
     Args:
         directory: Folder of the run, or its folder `checkpoints`.
-        which: An iteration, "latest" or "best". "best" is the confirmed best, else the best by a single evaluation,
+        which: A number, "latest" or "best". "best" is the confirmed best, else the best by a single evaluation,
             else the latest.
         on_event: Called as `on_event(kind, fields)`; None to emit warnings instead.
 
@@ -67,12 +67,12 @@ def restore_policy(
             return list(dict.fromkeys([*best, *unknown, *ranked(scores, steps), *reversed(steps)]))
         return steps[::-1] if which == "latest" else [step for step in steps if step == which]
 
-    def read(step: int) -> tuple[int, dict[str, Any], dict[str, Any], Manifest]:
-        host, manifest = read_json(manager, folder, step)
-        return step, host, read_arrays(manager, step, "policy", manifest.policy), manifest
+    def read(step: int) -> tuple[int, dict[str, Any], Manifest]:
+        manifest = read_manifest(manager, folder, step)
+        return step, read_arrays(manager, step, "policy", manifest.policy), manifest
 
     try:
-        (step, host, arrays, manifest), _ = first_readable(
+        (step, arrays, manifest), _ = first_readable(
             folder,
             candidates,
             read,
@@ -87,8 +87,8 @@ def restore_policy(
             inner = inner.setdefault(key, {})
         inner[leaf.keys[-1]] = arrays[leaf.path]
     if step == confirmed.get("confirmed_iteration"):
-        host = {**host, "confirmed_return": confirmed.get("confirmed_return")}
-    return policy, host
+        return policy, {**manifest.host, "confirmed_return": confirmed.get("confirmed_return")}
+    return policy, manifest.host
 
 
 def _warn(folder: Path, kind: str, fields: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints with orbax, and renames and deletes their folders."""
+"""Writes, reads and deletes the folders of checkpoints with orbax."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,10 @@ from rlstable.io.arrays import Leaf, PyTree, checksum, copy_out
 from rlstable.io.files import below, one_line
 from rlstable.io.manifest import Damaged, Manifest
 from rlstable.io.orbax_logging import silence_orbax
-from rlstable.io.run_folder import ASIDE
 
 RETIRED = ".retired"
 _DAMAGED = ".damaged"
 _TEMPORARY = ".orbax-checkpoint-tmp"
-_ATTEMPTS, _SECONDS_BETWEEN = 20, 0.05
 
 
 def preload() -> None:
@@ -56,8 +53,6 @@ def open_manager(
             policies.append(ocp.checkpoint_managers.EveryNSteps(config.keep_period))
     options = ocp.CheckpointManagerOptions(
         create=False,
-        # A reader must not delete the unfinished save of a running training.
-        cleanup_tmp_directories=config is not None,
         preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies) if policies else None,
         # Renames before deleting, so that a crash leaves no incomplete checkpoint under its number.
         todelete_subdir=None if config is None else RETIRED,
@@ -98,7 +93,7 @@ def ranked(scores: Mapping[int, float | None], steps: Iterable[int]) -> list[int
 
 
 def items_of(
-    iteration: int, state: PyTree, policy: Mapping[str, Any], host: Mapping[str, Any], score: float | None
+    number: int, state: PyTree, policy: Mapping[str, Any], host: Mapping[str, Any], score: float | None
 ) -> Any:
     """The items of one checkpoint for orbax, copied to host memory."""
     import orbax.checkpoint as ocp
@@ -111,8 +106,8 @@ def items_of(
             items[name] = ocp.args.StandardSave(filled)
     # A copy, because orbax serialises the dict in the background.
     host_copy = json.loads(json.dumps(host, default=_to_number))
-    manifest = manifests.to_json(iteration, **leaves, host=host_copy, score=score)
-    return ocp.args.Composite(host=ocp.args.JsonSave(host_copy), manifest=ocp.args.JsonSave(manifest), **items)
+    manifest = manifests.to_json(number, **leaves, host=host_copy, score=score)
+    return ocp.args.Composite(manifest=ocp.args.JsonSave(manifest), **items)
 
 
 def _to_number(value: Any) -> Any:
@@ -121,15 +116,14 @@ def _to_number(value: Any) -> Any:
     raise TypeError(f"host data must be JSON, got {type(value).__name__}")
 
 
-def read_json(manager: Any, folder: Path, step: int) -> tuple[dict[str, Any], Manifest]:
-    """Reads the host data and the manifest of one checkpoint; raises like `manifest.from_json`."""
-    manifest = _read_manifest(manager, folder, step)  # first, because the other items depend on the format
-    host = _read_json(manager, step, "host")
-    if not isinstance(host, dict):
-        raise Damaged("the host data is not a JSON object")
-    if manifests.json_checksum(host) != manifest.host:
-        raise Damaged("the checksum of the host data is wrong")
-    return host, manifest
+def read_manifest(manager: Any, folder: Path, step: int) -> Manifest:
+    """Reads the manifest of one checkpoint; raises like `manifest.from_json`."""
+    import orbax.checkpoint as ocp
+
+    with _reading():
+        require_regular_files(folder / str(step))
+        data = manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"]
+        return manifests.from_json(data, folder / str(step))
 
 
 def read_arrays(manager: Any, step: int, item: str, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
@@ -153,21 +147,8 @@ def read_scores(manager: Any, folder: Path, steps: Iterable[int]) -> dict[int, f
     scores = {}
     for step in steps:
         with contextlib.suppress(Damaged, ConfigError):
-            scores[step] = _read_manifest(manager, folder, step).score
+            scores[step] = read_manifest(manager, folder, step).score
     return scores
-
-
-def _read_manifest(manager: Any, folder: Path, step: int) -> Manifest:
-    with _reading():
-        require_regular_files(folder / str(step))
-        return manifests.from_json(_read_json(manager, step, "manifest"), folder / str(step))
-
-
-def _read_json(manager: Any, step: int, item: str) -> Any:
-    import orbax.checkpoint as ocp
-
-    with _reading():
-        return manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.JsonRestore()}))[item]
 
 
 @contextlib.contextmanager
@@ -220,7 +201,7 @@ def first_readable(
 
 def verify(manager: Any, folder: Path, step: int) -> None:
     """Checks a checkpoint by reading all of it; raises `Damaged`."""
-    _, manifest = read_json(manager, folder, step)
+    manifest = read_manifest(manager, folder, step)
     read_arrays(manager, step, "state", manifest.state)
     read_arrays(manager, step, "policy", manifest.policy)
 
@@ -246,17 +227,6 @@ def keep_damaged(directory: Path, step: int) -> None:
     (directory / str(step)).rename(directory / name)
 
 
-def set_aside(directory: Path, steps: Sequence[int], by: int) -> None:
-    """Renames checkpoints that a new one replaces, so that a crash before the new one is complete loses nothing."""
-    for step in steps:
-        (directory / str(step)).rename(directory / f"{step}{ASIDE}{by}")
-
-
-def make_room_to_retire(directory: Path) -> None:
-    """Creates the folder for retired checkpoints before a save, because the save may fill the disk."""
-    (directory / RETIRED).mkdir(exist_ok=True)
-
-
 def require_no_links(directory: Path) -> None:
     """Raises a `ConfigError` if the folder of all checkpoints or an entry of it is a symbolic link."""
     below(directory.parent, directory.name)
@@ -274,31 +244,11 @@ def require_regular_files(checkpoint: Path) -> None:
                 raise Damaged(f"{name} is not a regular file")
 
 
-def remove_unfinished(directory: Path) -> None:
-    """Deletes the files of failed saves. Must not run during a save.
+def delete_leftovers(directory: Path) -> None:
+    """Deletes retired checkpoints and the files of failed saves. Must not run during a save.
 
-    TensorStore keeps writing for a moment after its first error, so this function tries several times.
+    A file that cannot be deleted is harmless; the next call tries again.
     """
     require_no_links(directory)
-    for _ in range(_ATTEMPTS):
-        unfinished = list(directory.glob(f"*{_TEMPORARY}*"))
-        if not unfinished:
-            return
-        for folder in unfinished:
-            shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(_SECONDS_BETWEEN)
-
-
-def settle(directory: Path) -> None:
-    """Deletes retired and replaced checkpoints. If a new checkpoint is incomplete, restores the ones it would replace.
-
-    A folder that cannot be deleted is harmless; the next call tries again.
-    """
-    require_no_links(directory)
-    shutil.rmtree(directory / RETIRED, ignore_errors=True)
-    for aside in directory.glob(f"*{ASIDE}*"):
-        step, by = aside.name.split(ASIDE)
-        if (directory / by).is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            aside.rename(directory / step)
+    for folder in (directory / RETIRED, *directory.glob(f"*{_TEMPORARY}*")):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -88,7 +88,7 @@ def decide(
     collapse = cause is StopReason.policy_collapsed
     if collapse and finished:  # no steps are left in which the run could recover
         return Decision(Action.END_WITH_BEST_POLICY, cause)
-    at = host.iteration + host.attempts.lost_iterations
+    at = host.logged_iteration
     if recovery.repeats(host.attempts, cause.name, at, host.iteration):
         return Decision(Action.PASS_OVER, cause)
     plan = recovery.plan(host.attempts, cause.name, at, host.iteration, levels_for(cause), collapse)

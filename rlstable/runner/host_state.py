@@ -64,6 +64,11 @@ class HostState:
         """Environment steps trained, rolled back steps included; never decreases."""
         return self.step + self.attempts.lost_steps
 
+    @property
+    def logged_iteration(self) -> int:
+        """Iterations done, rolled back iterations included; never decreases. Number of the checkpoint of a state."""
+        return self.iteration + self.attempts.lost_iterations
+
     def copy_from(self, other: HostState) -> None:
         """Copies every field of another host state."""
         for field in dataclasses.fields(self):

@@ -74,7 +74,7 @@ def resume(
 
     def newest() -> int:
         read["tree"], read["saved"] = checkpoints.restore(template_of)
-        return host.iteration
+        return host.logged_iteration
 
     # The writer first, because it renames damaged checkpoints; the other processes read the same one.
     iteration = hosts.from_writer("resumed", newest)

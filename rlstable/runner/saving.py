@@ -62,7 +62,7 @@ class Saving:
         self._healthy = self._unsaved = False
         self._last_score: float | None = None
         self._last_good: tuple[int, int] | None = None  # iteration and environment steps
-        self._steps: dict[int, int] = {}  # environment steps by iteration, of the checkpoints of this process
+        self._steps: dict[int, int] = {}  # environment steps by number, of the checkpoints of this process
         self._first_step = host.step
         self._clock = time.monotonic
         self._saved_at = self._clock()  # or the start of the run
@@ -74,7 +74,7 @@ class Saving:
 
     def due(self, iteration: int) -> bool:
         """Whether to save after this iteration. Of several processes, none saves sooner after a failed save."""
-        due = self._checkpoints.due(iteration)
+        due = self._checkpoints.due(iteration, self._host.logged_iteration)
         return due if hosts.count() == 1 else iteration % self._config.checkpoint.every == 0
 
     @property
@@ -132,8 +132,9 @@ class Saving:
         self._log.logbook.wait()  # a run that resumes from this checkpoint has all earlier rows
         self._checkpoints.wait()
         on_disk = self._checkpoints.on_disk()
-        self._steps = {i: step for i, step in self._steps.items() if i in on_disk} | {host.iteration: host.step}
-        self._checkpoints.save(host.iteration, saved, policy, metadata, score=score)
+        number = host.logged_iteration
+        self._steps = {i: step for i, step in self._steps.items() if i in on_disk} | {number: host.step}
+        self._checkpoints.save(number, saved, policy, metadata, score=score)
 
     def _metadata(self, score: float | None) -> dict[str, Any]:
         """The JSON beside the arrays of a checkpoint."""
@@ -241,7 +242,8 @@ class Saving:
     @property
     def saved_step(self) -> int | None:
         """Environment steps of the newest checkpoint on disk; None without any. Does not wait for a running save."""
-        return max((self._steps.get(iteration, self._first_step) for iteration in self._on_disk()), default=None)
+        newest = max(self._on_disk(), default=None)
+        return None if newest is None else self._steps.get(newest, self._first_step)
 
     @property
     def _nothing_on_disk(self) -> bool:

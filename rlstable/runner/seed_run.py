@@ -406,7 +406,7 @@ class SeedRun:
         value = fields.get("confirmed_return", scores.get(iteration, self.host.last_return))
         known = [number for number in (value, self.host.best_return) if number is not None]
         fields |= {"return": value, "best_return": max(known, default=None)}
-        origin = {"iteration": iteration, "step": saved["step"]} | (saved["host"].get("replaced") or {})
+        origin = {"iteration": saved["host"]["iteration"], "step": saved["step"]} | (saved["host"].get("replaced") or {})
         fields |= {"policy_iteration": origin["iteration"], "policy_step": origin["step"]}
         if self.host.replaced is not None:
             fields["fallen_return"] = self.host.replaced["fallen_return"]
@@ -436,7 +436,7 @@ class SeedRun:
 
     def _record_incident(self, slot: Slot, bad: bool) -> None:
         """Writes the environments captured in this iteration if any went bad, and empties the slots if that is due."""
-        iteration, at = self.host.iteration, self.host.iteration + self.host.attempts.lost_iterations
+        iteration, at = self.host.iteration, self.host.logged_iteration
         if bad and self._incidents.wanted(at):
             num_envs = self.state.env_state.done.shape[0]
             captured = jax.device_get(sharding.gathered(slot))

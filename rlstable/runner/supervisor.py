@@ -133,7 +133,7 @@ class Supervisor:
         assert cause is not None
         if FAILURE_REPEATS in host.signs.records:
             return
-        since = host.iteration + host.attempts.lost_iterations - host.attempts.recent[-1]["at"]
+        since = host.logged_iteration - host.attempts.recent[-1]["at"]
         text = (
             f"{cause.name} came again {since} iterations after the rollback, where it had come before: the cause is "
             "what the environment shows, so there is no further rollback for it; see what changes in the environment"
@@ -158,6 +158,7 @@ class Supervisor:
                 "roll back to; set supervise.recovery.enabled=true or raise ppo.gradient_accumulation, and resume."
             )
         self._host.plan = programs.smaller_plan(None)
+        self._host.attempts.lost_iterations += 1  # the one that failed
         key = jax.random.fold_in(key, good.iteration)
         state = programs.setup.reset_envs_and_pool(good.restored(state, programs.mesh), key)
         return self._rewind_host(programs.setup.convert_state(state), good)

@@ -35,9 +35,11 @@ class State:
     name: str = "state"
 
 
-def make_state(offset: float = 0.0) -> State:
+def make_state() -> State:
+    with jax.enable_x64(True):
+        float64 = jnp.asarray(np.array([1 / 3, 1e-300]))
     return State(
-        params={"policy": {"w": jnp.arange(6.0).reshape(2, 3) + offset, "b": jnp.ones(3, jnp.bfloat16)}},
+        params={"policy": {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3, jnp.bfloat16)}},
         opt=Moments(mu=(jnp.float16(0.5), ()), nu=[jnp.int32(-7), None]),
         rest={
             "key": jax.random.PRNGKey(3),
@@ -46,6 +48,7 @@ def make_state(offset: float = 0.0) -> State:
             "empty": jnp.zeros((4, 0), jnp.int32),
             "count": jnp.uint32(2**32 - 1),
             "numpy": np.arange(3.0),
+            "float64": float64,
         },
     )
 
@@ -62,11 +65,6 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert one.dtype == other.dtype
         assert type(one) is type(other)
         np.testing.assert_array_equal(as_numbers(one), as_numbers(other))
-
-
-def save_scores(checkpoints: Checkpoints, scores: dict[int, float | None]) -> None:
-    for iteration, score in scores.items():
-        assert checkpoints.save(iteration, {"x": np.full(2, iteration)}, POLICY, {"i": iteration}, score=score)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -97,15 +95,6 @@ def test_restored_arrays_are_placed_as_before(tmp_path):
     assert step._cache_size() == 1
     np.testing.assert_array_equal(again["free"], after["free"])
     np.testing.assert_array_equal(step(again)["bound"], np.full(3, 3.0))
-
-
-def test_restored_float64_arrays_stay_float64_outside_x64(tmp_path):
-    with jax.enable_x64(True):
-        state = {"qpos": jnp.asarray(np.array([1 / 3, 1e-300])), "action": jnp.float32(1)}
-    with Checkpoints(tmp_path, SYNC) as checkpoints:
-        checkpoints.save(0, state, POLICY, {})
-        restored, _ = checkpoints.restore(state)
-    assert_same(restored, state)
 
 
 def test_restored_arrays_have_the_sharding_of_the_template(tmp_path):
@@ -154,10 +143,6 @@ def test_arrays_may_be_donated_right_after_saving(tmp_path):
     ("change", "fault"),
     [
         (lambda s: s["a"].update(w=jnp.ones((4, 5))), "a/w is float32[4, 3] there and float32[4, 5] here"),
-        (
-            lambda s: s["a"].update(w=jnp.ones((4, 3), jnp.int32)),
-            "a/w is float32[4, 3] there and int32[4, 3] here",
-        ),
         (lambda s: s["a"].pop("w"), "a/w is float32[4, 3] there and missing here"),
         (
             lambda s: (s["a"].update(w=jnp.ones(1)), s.update(z=jnp.ones(()))),
@@ -216,12 +201,13 @@ def test_missing_checkpoints_are_named_in_one_line(tmp_path):
         checkpoints.restore({})
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="no checkpoint here"):
-        checkpoints.restore({}, iteration=3)
+        checkpoints.restore({}, number=3)
     assert list(tmp_path.iterdir()) == []
-    save_scores(checkpoints, {1: None, 2: None})
+    for number in (1, 2):
+        assert checkpoints.save(number, {}, POLICY, {})
     with pytest.raises(ConfigError, match=r"no checkpoint 5 here; choose best, latest or one of 1, 2$"):
         restore_policy(tmp_path, 5)
     (tmp_path / "checkpoints" / "7").write_text("a file, not a folder")
     with pytest.raises(ConfigError, match=r"no checkpoint 7 here; choose best, latest or one of 1, 2$"):
-        checkpoints.restore({}, iteration=7)
+        checkpoints.restore({}, number=7)
     checkpoints.close()

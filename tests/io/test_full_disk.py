@@ -16,7 +16,6 @@ from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
-from rlstable.io.lock import RunLock
 from rlstable.io.logbook import Logbook
 from rlstable.io.run_folder import open_run_dir
 
@@ -68,7 +67,7 @@ def test_save_on_a_full_disk_is_retried_with_growing_delay(disk, asynchronous):
         for iteration in range(101, 232):
             if iteration == 220:
                 filler.unlink()
-            if checkpoints.due(iteration):
+            if checkpoints.due(iteration, iteration):
                 tried.append(iteration)
                 checkpoints.save(iteration, noise(iteration), POLICY, {"i": iteration})
                 checkpoints.wait()
@@ -116,7 +115,7 @@ def test_failure_of_an_asynchronous_save_is_reported_without_waiting(disk):
         fill(disk)
         assert checkpoints.save(2, noise(2), POLICY, {})  # begun
         end = time.monotonic() + 60
-        while not checkpoints.due(3) and time.monotonic() < end:
+        while not checkpoints.due(3, 3) and time.monotonic() < end:
             time.sleep(0.01)
         assert events == [2]
 
@@ -154,17 +153,3 @@ def test_run_on_a_read_only_disk_is_an_error_of_one_line(disk):
     for folder in (disk, disk / "new"):
         with pytest.raises(ConfigError, match=rf"^hydra\.run\.dir: cannot write to {folder}: Read-only file system; "):
             open_run_dir(folder, None)
-
-
-def test_run_that_ended_between_look_and_lock_is_noticed(tmp_path, monkeypatch):
-    """Another run may start and end in the folder before the lock is taken."""
-
-    class Late(RunLock):
-        def __init__(self, run_dir: Path):
-            super().__init__(run_dir)
-            (run_dir / "metrics.jsonl").touch()
-
-    monkeypatch.setattr("rlstable.io.run_folder.RunLock", Late)
-    with pytest.raises(ConfigError, match="already holds a run"):
-        open_run_dir(tmp_path, None)
-    RunLock(tmp_path).release()  # given free
