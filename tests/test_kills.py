@@ -17,7 +17,7 @@ import pytest
 from quick_compile import environment as quick_environment
 
 from rlstable.io.run_folder import read_result, seed_folders, steps_in
-from rlstable.io.store import open_manager, read_arrays, read_json
+from rlstable.io.store import open_manager, read_arrays, read_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 ITERATION = 64
@@ -83,7 +83,8 @@ def checkpoints(run_dir: Path) -> dict[int, tuple[dict[str, np.ndarray], dict[st
     manager = open_manager(folder, None)
     found = {}
     for step in steps_in(folder):
-        host, manifest = read_json(manager, folder, step)
+        manifest = read_manifest(manager, folder, step)
+        host = manifest.host
         own = {name: value for name, value in host["host"].items() if name not in _OWN}
         rest = {name: host[name] for name in ("step", "return", "last_good")}
         found[step] = read_arrays(manager, step, "state", manifest.state), own | rest

@@ -184,7 +184,7 @@ def test_run_with_a_damaged_newest_checkpoint_resumes_from_the_one_before(finish
 
 
 def test_run_without_an_undamaged_checkpoint_does_not_start_again(finished: Path) -> None:
-    for path in finished.glob("checkpoints/*/host/metadata"):
+    for path in finished.glob("checkpoints/*/manifest/metadata"):
         path.unlink()
     before = (finished / "metrics.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"checkpoints: none of 3 checkpoints can be read \(3: FileNotFoundError: "):

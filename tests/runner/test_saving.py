@@ -66,10 +66,10 @@ def fail_after(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
     """Makes every save of a later iteration fail, also the retry."""
     begin = Checkpoints._begin
 
-    def broken(self: Checkpoints, save: Any, in_background: bool) -> None:
-        if save.iteration > iteration:
+    def broken(self: Checkpoints, number: int, *args: Any) -> None:
+        if number > iteration:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        begin(self, save, in_background)
+        begin(self, number, *args)
 
     monkeypatch.setattr(Checkpoints, "_begin", broken)
 
@@ -206,11 +206,11 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
 def test_last_save_that_fails_is_tried_again_when_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin, failed = Checkpoints._begin, []
 
-    def broken(self: Checkpoints, save: Any, in_background: bool) -> None:
-        if save.iteration == LAST and not failed:
-            failed.append(save.iteration)
+    def broken(self: Checkpoints, number: int, *args: Any) -> None:
+        if number == LAST and not failed:
+            failed.append(number)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        begin(self, save, in_background)
+        begin(self, number, *args)
 
     monkeypatch.setattr(Checkpoints, "_begin", broken)
     assert TrainingLoop(quick(), tmp_path).run().stop_reason is StopReason.completed
@@ -391,7 +391,7 @@ def test_command_without_utf_8_says_that_a_folder_name_cannot_be_read(tmp_path: 
 def test_save_that_fails_with_another_error_than_of_the_disk_is_explained_by_its_exception(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Checkpoints, save: Any, in_background: bool) -> None:
+    def broken(self: Checkpoints, number: int, *args: Any) -> None:
         raise ValueError("a name is\nnot allowed")
 
     monkeypatch.setattr(Checkpoints, "_begin", broken)
