@@ -154,17 +154,6 @@ def test_failed_run_releases_its_folder(tmp_path: Path, monkeypatch: pytest.Monk
         assert again.single.host.step == 3 * ITERATION
 
 
-def test_run_continues_and_logs_an_event_if_its_folder_cannot_be_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def flock(*_: Any) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    assert TrainingLoop(quick(1), tmp_path).run().stop_reason is StopReason.completed
-    assert events(tmp_path)[0] == {"kind": "lock_unsupported", "error": "No locks available"}
-
-
 def test_run_with_a_damaged_newest_checkpoint_resumes_from_the_one_before(finished: Path, tmp_path: Path) -> None:
     whole = TrainingLoop(quick(5), tmp_path / "whole")
     whole.run()
