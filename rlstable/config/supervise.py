@@ -99,7 +99,6 @@ class IncidentConfig(Section, at="supervise.incident"):
     enabled: Flag
     window: Count
     keep: Count
-    max_mb: Positive
 
 
 class LadderConfig(Section, at="supervise.ladder"):

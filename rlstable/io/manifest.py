@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint: one JSON object with its format, its arrays, the host data, and a checksum of all members."""
+"""Manifest of a checkpoint: a JSON object with its format, arrays and host data, and a checksum of these."""
 
 from __future__ import annotations
 

@@ -159,8 +159,7 @@ def _state_before(incident: Incident) -> dict[str, np.ndarray]:
         env = load_env(config.env)
         first = jax.jit(lambda key: row(_first_states(env, config, key), 0))(jax.random.PRNGKey(0))
         derived = {name: np.asarray(x) for name, x in _named(first) if group(name) == "physics"}
-    left_out = {name.removeprefix("before/") for name in incident.facts["left_out"]}
-    return {name: x for name, x in derived.items() if name not in left_out} | saved
+    return derived | saved
 
 
 def _physics_of(before: Mapping[str, np.ndarray]) -> str | None:
@@ -184,11 +183,6 @@ def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray
     for path, like in wanted:
         leaf = describe(path, like)
         array = left.pop(leaf.path, None)
-        if array is None and f"before/{leaf.path}" in incident.facts["left_out"]:
-            raise ConfigError(
-                f"{folder}: {leaf.path} was left out for its size, so that the step cannot be replayed; "
-                "raise supervise.incident.max_mb for later incidents"
-            )
         if array is None or array.shape != leaf.shape:
             saved = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
             raise ConfigError(f"{not_fit}: {leaf.path} is {leaf} here, {saved} there; {remedy}")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
+import json
 import os
 import shutil
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +19,14 @@ import numpy as np
 
 from rlstable.config import Config, ConfigError, load
 from rlstable.config.guards import QuarantineConfig
-from rlstable.io.archive import pack, unpack
 from rlstable.io.arrays import copy_out
-from rlstable.io.files import subfolder, write_atomically
+from rlstable.io.files import one_line, read_json, subfolder, write_atomically
+from rlstable.io.files import read as read_file
+from rlstable.io.jsonl import to_json
 from rlstable.ppo.state import Slot
 from rlstable.supervise.bad_values import find_bad_numbers
 from rlstable.supervise.stop_reasons import command
 
-FORMAT = 1
 _FACTS, _ARRAYS = "incident.json", "arrays.npz"
 _MOST_NUMBERS = 1000  # per quantity in the JSON; larger arrays are only in `arrays.npz`
 _MOST_BAD = 20  # bad numbers in the JSON
@@ -116,15 +120,9 @@ class Incidents:
             try:
                 facts, arrays = self._describe(record)
                 facts["environment"] += int(device) * (num_envs // len(slot.record))
-                facts |= {"iteration": iteration, "lost_iterations": at - iteration, "precision": dict(level)}
+                facts |= {"iteration": iteration, "precision": dict(level)}
                 facts |= {"device": int(device), "devices": len(slot.record), "num_envs": num_envs}
-                name = f"{iteration}-{self._memory.count + 1}"
-                path = write(
-                    self._folder / name,
-                    facts,
-                    arrays,
-                    self._config.supervise.incident.max_mb,
-                )
+                path = write(self._folder / f"{iteration}-{self._memory.count + 1}", facts, arrays)
             except Exception as error:
                 self._event("incident_failed", iteration=iteration, error=str(error))
                 break
@@ -174,7 +172,7 @@ def _numbers(array: np.ndarray) -> Any:
     return array.tolist() if array.size <= _MOST_NUMBERS else f"{array.size} numbers, see {_ARRAYS}"
 
 
-def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], max_mb: float) -> Path:
+def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Path:
     """Writes an incident completely or not at all; a run that was killed and resumed keeps the existing one.
 
     Raises:
@@ -182,14 +180,14 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
     """
     if folder.exists():
         return folder
-    arrays, left_out = _within(arrays, max_mb)
-    body = {"format": FORMAT, "replay": f"{command('replay', folder)}", **facts, "left_out": left_out}
-    text, packed = pack(body, arrays)
+    npz = io.BytesIO()
+    np.savez_compressed(npz, **arrays)  # type: ignore[arg-type]
+    text = json.dumps(to_json({"replay": command("replay", folder), **facts}), indent=2, allow_nan=False)
     part = subfolder(folder.parent.parent, folder.parent.name) / f".{folder.name}.part"
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o755, parents=True)
-        write_atomically(part / _ARRAYS, packed)
+        write_atomically(part / _ARRAYS, npz.getvalue())
         write_atomically(part / _FACTS, text)
         os.replace(part, folder)
     except OSError:
@@ -199,32 +197,22 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
     return folder
 
 
-def _within(arrays: Mapping[str, np.ndarray], max_mb: float) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays that fit, and the names of left out arrays: first `after/`, then `before/`, the largest first."""
-    fitting = dict(arrays)
-    left_out: list[str] = []
-    for prefix in ("after/", "before/"):
-        for name in sorted((name for name in arrays if name.startswith(prefix)), key=lambda name: -arrays[name].nbytes):
-            if sum(array.nbytes for array in fitting.values()) <= max_mb * 1e6:
-                return fitting, left_out
-            left_out.append(name)
-            del fitting[name]
-    return fitting, left_out
-
-
 def read(folder: Path) -> Incident:
     """Reads an incident.
 
     Raises:
-        ConfigError: The incident is missing, damaged, or of a newer format.
+        ConfigError: The incident is missing or damaged, or another version of rlstable wrote it.
     """
     try:
-        facts, arrays = unpack(folder / _FACTS, folder / _ARRAYS, FORMAT)
+        facts = read_json(folder / _FACTS)
+        # The checksums of the npz are checked. Without pickle, reading it runs no code.
+        with np.load(io.BytesIO(read_file(folder / _ARRAYS)), allow_pickle=False) as arrays:
+            return Incident(folder, facts, dict(arrays), load(facts["config"]))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{folder}: is no incident, it has no {Path(error.filename).name}; use a folder runs/.../incidents/<name>"
         ) from error
-    try:
-        return Incident(folder, facts, arrays, load(facts["config"]))
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"{folder}: is damaged ({one_line(error)}); use another copy") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from short_runs import trained
 from rlstable import load_policy, train
 from rlstable.evaluate import main as evaluate
 from rlstable.export.__main__ import main as export
-from rlstable.io.archive import pack, unpack
 from rlstable.render.__main__ import main as render
 from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
@@ -61,12 +61,10 @@ def name(folder: Path, env: str, kwargs: dict[str, str] | None = None) -> None:
     settings = yaml.safe_load(path.read_text())
     settings["env"] |= {"name": env} | ({} if kwargs is None else {"kwargs": kwargs})
     path.write_text(yaml.safe_dump(settings))
-    facts_file, arrays_file = incident(folder) / "incident.json", incident(folder) / "arrays.npz"
-    facts, arrays = unpack(facts_file, arrays_file, 1)
+    path = incident(folder) / "incident.json"
+    facts = json.loads(path.read_text())
     facts["config"]["env"] |= {"name": env} | ({} if kwargs is None else {"kwargs": kwargs})
-    described, packed = pack({key: value for key, value in facts.items() if key != "arrays"}, arrays)
-    facts_file.write_text(described)
-    arrays_file.write_bytes(packed)
+    path.write_text(json.dumps(facts))
 
 
 def incident(folder: Path) -> Path:

@@ -1,9 +1,7 @@
-"""Incident folders: complete or absent, at most `max_mb` large, and rejected when they were changed."""
+"""Incident folders: complete or absent, and rejected when they are damaged."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,6 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import ConfigError
-from rlstable.config.schema import Section, validate
-from rlstable.config.supervise import IncidentConfig
-from rlstable.io.manifest import json_checksum
 from rlstable.supervise import incident
 from rlstable.supervise.incident import IncidentMemory, Incidents, limits_of, read, write
 
@@ -22,20 +17,19 @@ ARRAYS = {
     "before/pipeline_state/q": np.arange(3, dtype=np.float32),
     "before/info/key": np.array([1, 2], np.uint32),
     "after/pipeline_state/q": np.float32([0, np.nan, 1]),
-    "after/pipeline_state/big": np.zeros(100_000, np.float32),
     "action": np.ones(2, np.float32),
 }
 FACTS = {"causes": ["quarantine/physics"], "reward": float("nan"), "action": [1.0, float("-inf")], "versions": {}}
 
 
-def written(folder: Path, max_mb: float = 16.0, **facts: Any) -> Path:
+def written(folder: Path, **facts: Any) -> Path:
     config = tiny_config(guards={}).model_dump(mode="json")
-    return write(folder / "incidents" / "3-1", FACTS | {"config": config} | facts, ARRAYS, max_mb)
+    return write(folder / "incidents" / "3-1", FACTS | {"config": config} | facts, ARRAYS)
 
 
 def test_incident_that_is_written_is_read_back(tmp_path: Path) -> None:
     found = read(written(tmp_path))
-    assert found.facts["reward"] == "nan" and found.facts["action"] == [1.0, "-inf"]  # strict JSON has no such numbers
+    assert found.facts["reward"] is None and found.facts["action"] == [1.0, None]  # strict JSON has no such numbers
     assert found.facts["replay"].endswith("-m rlstable.replay " + str(tmp_path / "incidents" / "3-1"))
     assert found.config == tiny_config(guards={})
     assert list(found.arrays) == list(ARRAYS)
@@ -43,18 +37,6 @@ def test_incident_that_is_written_is_read_back(tmp_path: Path) -> None:
         assert found.arrays[name].dtype == array.dtype
         np.testing.assert_array_equal(found.arrays[name], array)
     assert list(found.part("before")) == ["pipeline_state/q", "info/key"]
-
-
-def test_max_mb_leaves_out_the_largest_arrays_and_recomputable_ones_first(tmp_path: Path) -> None:
-    assert read(written(tmp_path / "all")).facts["left_out"] == []
-    some = read(written(tmp_path / "some", max_mb=1e-4))
-    assert some.facts["left_out"] == ["after/pipeline_state/big"]
-    assert sum(array.nbytes for array in some.arrays.values()) <= 100
-    none = read(written(tmp_path / "none", max_mb=1e-5))
-    assert none.facts["left_out"] == [
-        "after/pipeline_state/big", "after/pipeline_state/q", "before/pipeline_state/q", "before/info/key",
-    ]  # fmt: skip
-    assert list(none.arrays) == ["action"]
 
 
 def test_existing_incident_is_not_overwritten(tmp_path: Path) -> None:
@@ -82,11 +64,6 @@ def test_partial_incident_of_a_killed_process_is_replaced(tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "incidents").iterdir()] == ["3-1"]
 
 
-def _edit(folder: Path) -> None:
-    path = folder / "incident.json"
-    path.write_text(path.read_text().replace("quarantine/physics", "quarantine/reward"))
-
-
 def _cut(name: str) -> Any:
     def cut(folder: Path) -> None:
         path = folder / name
@@ -97,25 +74,17 @@ def _cut(name: str) -> Any:
 
 def _flip(folder: Path) -> None:
     data = bytearray((folder / "arrays.npz").read_bytes())
-    data[60] ^= 1
+    data[100] ^= 1  # in the compressed data of the first array
     (folder / "arrays.npz").write_bytes(data)
 
 
-def _newer(folder: Path) -> None:
-    body = json.loads((folder / "incident.json").read_text()) | {"format": 2, "versions": {"rlstable": "9.0"}}
-    del body["checksum"]
-    (folder / "incident.json").write_text(json.dumps({**body, "checksum": json_checksum(body)}))
-
-
 DAMAGE = {
-    "edited": (_edit, "is damaged or was edited (the checksum of incident.json is wrong)"),
-    "torn facts": (_cut("incident.json"), "is damaged or was edited"),
-    "torn arrays": (_cut("arrays.npz"), "is damaged or was edited (the checksum of arrays.npz is wrong)"),
-    "one bit": (_flip, "is damaged or was edited (the checksum of arrays.npz is wrong)"),
+    "torn facts": (_cut("incident.json"), "is damaged (JSONDecodeError"),
+    "torn arrays": (_cut("arrays.npz"), "is damaged (BadZipFile"),
+    "one bit": (_flip, "is damaged ("),
     "no arrays": (lambda folder: (folder / "arrays.npz").unlink(), "is no incident, it has no arrays.npz"),
     "no facts": (lambda folder: (folder / "incident.json").unlink(), "is no incident, it has no incident.json"),
-    "something else": (lambda folder: (folder / "incident.json").write_text("[1]"), "cannot be read"),
-    "newer": (_newer, "has incident format 2, which rlstable 0.1.0 cannot read; use rlstable 9.0"),
+    "something else": (lambda folder: (folder / "incident.json").write_text("[1]"), "is damaged (TypeError"),
 }
 
 
@@ -146,37 +115,10 @@ def test_one_incident_per_window_is_saved() -> None:
     assert [at for at in range(5, 30) if own.opens_after(at)] == [14]
 
 
-def test_incident_facts_are_plain_json() -> None:
-    saved = json.loads(json.dumps(dataclasses.asdict(IncidentMemory(2, 7))))
-    assert IncidentMemory(**saved) == IncidentMemory(2, 7)
-
-
 def test_incident_limits_are_off_when_the_quarantine_is_off() -> None:
     limits = limits_of(tiny_config(guards={"quarantine": {"enabled": False}}))
     assert limits.max_abs_state is None and limits.max_other_norm is None
     assert limits_of(tiny_config(guards={})).max_abs_state == 1e10
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"enabled": 1}, "incident.enabled"),
-        ({"window": 0}, "incident.window"),
-        ({"window": 1.5}, "incident.window"),
-        ({"keep": 0}, "incident.keep"),
-        ({"keep": True}, "incident.keep: True must be a number, not a boolean"),
-        ({"max_mb": 0}, "incident.max_mb"),
-        ({"max_mb": float("inf")}, "incident.max_mb"),
-        ({"windw": 3}, "incident.windw: unknown key"),
-    ],
-)
-def test_invalid_incident_setting_names_its_key(fields: dict[str, Any], message: str) -> None:
-    class Whole(Section):
-        incident: IncidentConfig
-
-    with pytest.raises(ConfigError) as caught:
-        validate(Whole, {"incident": fields})
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
 def test_failure_to_save_an_incident_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
