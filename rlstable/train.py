@@ -54,9 +54,8 @@ def main() -> None:
         codes.append(code)
         return score
 
-    words = ["logging.verbose=true" if word in ("-v", "--verbose") else word for word in sys.argv[1:]]
     try:
-        sys.argv[1:] = prepared(words)
+        sys.argv[1:] = prepared(sys.argv[1:])
         job()
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         cause = error if isinstance(error, ConfigError) else error.__cause__

@@ -293,15 +293,6 @@ def test_signal_while_a_program_compiles_ends_the_run_at_once(tmp_path: Path, nu
     assert (result["stop_reason"], result["step"]) == (name, 0)
 
 
-@pytest.mark.parametrize("word", ["-v", "--verbose"])
-def test_verbose_run_prints_value_loss_and_distance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str
-) -> None:
-    assert run(monkeypatch, tmp_path / "run", *TINY, word, "hydra.run.dir=here") == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if "value loss" in line and "distance" in line]
-    assert [line.split()[:2] for line in told] == [["step", "64"], ["step", "128"]]
-
-
 def test_command_trains_several_seeds_and_resumes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -150,8 +150,7 @@ class WandbConfig(Section, at="logging.wandb"):
 class LoggingConfig(Section, at="logging"):
     """Destinations of metrics. `metrics.jsonl` and `events.jsonl` are always written."""
 
-    console: Literal["auto", "rich", "plain", "off"]
-    verbose: Flag
+    console: Literal["auto", "plain", "off"]
     tensorboard: Flag
     wandb: WandbConfig
     report: Flag

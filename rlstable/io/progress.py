@@ -77,12 +77,6 @@ class Progress:
             columns += [f"aborted {100 * self.aborted:.1f} %"] if self.aborted else []
         return "  ".join(columns)
 
-    def short(self) -> str:
-        speed, value = _number(self.sps, ",.0f"), _number(self.episode_return, ",.2f")
-        origin = "training" if self.evaluated_at is None else "evaluated"
-        steps = f"{self.step:,}/{self.total:,}"
-        return f"{steps}  {speed}/s  ETA {self.eta()}  {origin} {value}  trips {self.trips:,}"
-
 
 def _number(value: float | None, form: str) -> str:
     return "--" if value is None or not math.isfinite(value) else format(value, form)

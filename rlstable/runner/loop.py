@@ -102,7 +102,7 @@ class TrainingLoop:
         several = config.seeds > 1
         title = f"{config.env.name}, {config.seeds} seeds" if several else config.env.name
         shown = config.logging.console if hosts.is_writer() else "off"
-        self._console = Console(shown, config.total_steps, title, verbose=config.logging.verbose)
+        self._console = Console(shown, config.total_steps, title)
         self._stop_request = StopRequest(
             self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time
         )

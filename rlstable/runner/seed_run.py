@@ -156,8 +156,6 @@ class SeedRun:
         resumes = True
         try:
             resumes = hosts.from_writer("resumes", self._open_folder)
-            if self._lock is not None and self._lock.unsupported is not None:
-                self.event("lock_unsupported", error=self._lock.unsupported)
             if cache_error is not None:
                 self.event("compile_cache_unusable", error=cache_error)
             if unknown := xla.unknown_options():
@@ -406,7 +404,9 @@ class SeedRun:
         value = fields.get("confirmed_return", scores.get(iteration, self.host.last_return))
         known = [number for number in (value, self.host.best_return) if number is not None]
         fields |= {"return": value, "best_return": max(known, default=None)}
-        origin = {"iteration": saved["host"]["iteration"], "step": saved["step"]} | (saved["host"].get("replaced") or {})
+        origin = {"iteration": saved["host"]["iteration"], "step": saved["step"]} | (
+            saved["host"].get("replaced") or {}
+        )
         fields |= {"policy_iteration": origin["iteration"], "policy_step": origin["step"]}
         if self.host.replaced is not None:
             fields["fallen_return"] = self.host.replaced["fallen_return"]

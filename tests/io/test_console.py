@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-import time
 
 import pytest
-from rich.console import Console as RichConsole
 
 from rlstable.io.console import Console, describe_event
 
@@ -22,12 +20,6 @@ class Clock:
 def make_plain(total: int = 1_000_000, title: str = "") -> tuple[Console, io.StringIO, Clock]:
     stream, clock = io.StringIO(), Clock()
     return Console("plain", total, title, stream=stream, clock=clock), stream, clock
-
-
-def make_rich(**kwargs) -> tuple[Console, RichConsole, Clock]:
-    terminal = RichConsole(record=True, width=100, force_terminal=True, file=io.StringIO(), _environ={})
-    clock = Clock()
-    return Console("rich", 1_000_000, "ant", terminal=terminal, clock=clock, **kwargs), terminal, clock
 
 
 def test_plain_console_aligns_and_throttles_its_lines():
@@ -158,44 +150,13 @@ def test_console_auto_is_coloured_on_a_terminal(monkeypatch):
             return True
 
     monkeypatch.setenv("TERM", "xterm")
-    for variable in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(variable, raising=False)
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stdout", stream)
-    console = Console("auto", 100, "ant")
-    console.event(1, "error", {"message": "x"})
-    console.close()
-    assert stream.getvalue() == "\x1b[1mant\x1b[0m\n\x1b[33m! step 1  error: message x\x1b[0m\n"
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    Console("auto", 100, "ant").event(1, "error", {"message": "x"})
+    assert sys.stdout.getvalue() == "\x1b[1mant\x1b[0m\n\x1b[33m! step 1  error: message x\x1b[0m\n"
     monkeypatch.setenv("TERM", "dumb")
     Console("auto", 100, "ant").message("y")
-    assert stream.getvalue().endswith("ant\ny\n")
-
-
-def test_rich_console_shows_a_bar_and_keeps_evaluations_and_events():
-    console, terminal, clock = make_rich()
-    with console.compiling("training"):
-        clock.now += 3
-    console.log(250_000, {"training/sps": 10_000.0, "episode/sum_reward": 3.0})
-    bar = terminal.file.getvalue()
-    assert "250,000/1,000,000  10,000/s  ETA 0:01:15  training 3.00  trips 0" in bar
-    assert "ant" in bar
-    console.log(500_000, {"eval/episode_reward": 7.0, "guards/env/trips": 4})
-    console.event(500_000, "guard_tripped", {"guard": "[env]", "physics": 4})
-    console.summary([("stop reason", "completed"), ("run", "runs/ant/1")])
-    console.close()
-    # In the recording the progress bar precedes these lines on the same line; a terminal overwrites it.
-    text = [line.rstrip() for line in terminal.export_text().splitlines()]
-    expected = [
-        "compiled training in 3.0 s",
-        "step   500,000 / 1,000,000   50.0 %     10,000 steps/s  ETA  0:00:50  return       7.00  trips 4  evaluated",
-        "! step 500,000  [env]: 4 trips (physics 4)",
-        "  stop reason  completed",
-        "  run          runs/ant/1",
-    ]
-    assert [line for line in text for end in expected if line.endswith(end)] == [
-        next(line for line in text if line.endswith(end)) for end in expected
-    ]
-    assert terminal.file.getvalue().count("\x1b[?25h") == terminal.file.getvalue().count("\x1b[?25l") == 2
+    assert sys.stdout.getvalue().endswith("ant\ny\n")
 
 
 def test_closed_pipe_of_the_console_does_not_end_the_run():
@@ -218,16 +179,6 @@ def test_console_replaces_characters_that_the_stream_cannot_write():
     assert raw.getvalue() == b"gr??er\n"
 
 
-def test_verbose_console_prints_the_learning_metrics_of_a_row():
-    stream = io.StringIO()
-    console = Console("plain", 1000, verbose=True, interval=1e9, stream=stream)
-    console.log(64, {"training/v_loss": 0.25, "training/policy_distance": 0.0123, "training/clip_fraction": 0.125})
-    console.log(128, {"training/v_loss": float("nan"), "training/policy_loss": None, "training/sps": 5.0})
-    lines = [line.split() for line in stream.getvalue().splitlines()]
-    assert ["step", "64", "value", "loss", "0.25", "distance", "0.012", "clipped", "12%"] in lines
-    assert ["step", "128", "value", "loss", "nan"] in lines
-
-
 def test_eta_is_of_the_latest_rows_with_evaluations_and_starts_again_after_a_rollback() -> None:
     console, stream, clock = make_plain(1000)
     console.log(100, {"training/sps": 50.0})
@@ -239,17 +190,3 @@ def test_eta_is_of_the_latest_rows_with_evaluations_and_starts_again_after_a_rol
     console.log(200, {"training/sps": 50.0})
     etas = [line.split("ETA")[1].split()[0] for line in stream.getvalue().splitlines()]
     assert etas == ["0:00:18", "0:01:20", "0:02:55", "0:00:16"]
-
-
-def test_work_beside_training_is_shown_on_a_terminal_only() -> None:
-    plain, stream, _ = make_plain()
-    with plain.busy("evaluating the policy"):
-        pass
-    assert stream.getvalue() == ""
-    console, terminal, _ = make_rich()
-    console.log(250_000, {"training/sps": 10_000.0})
-    with console.busy("evaluating the policy"):
-        time.sleep(0.5)
-    console.message("done")
-    shown = terminal.file.getvalue()
-    assert "evaluating the policy ..." in shown and shown.rstrip().endswith("done")
