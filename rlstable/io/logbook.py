@@ -110,15 +110,6 @@ class Logbook:
         if self._record is not None:
             self._record.submit(call)
 
-    @property
-    def shows_films(self) -> bool:
-        return self._services is not None and self._services.shows_films
-
-    def film(self, step: int, draw: Callable[[], Path | None]) -> None:
-        """Draws a film in the thread of the services, and passes it to those that show films."""
-        if self._services is not None:
-            self._services.film(step, draw)
-
     def wait(self) -> None:
         if self._record is not None:
             self._record.wait()
@@ -171,10 +162,6 @@ class _BackgroundSinks:
         self._closed = False
         self.step = step
 
-    @property
-    def shows_films(self) -> bool:
-        return any(hasattr(sink, "film") for sink in self._sinks)
-
     def log(self, step: int, row: Metrics) -> None:
         """Queues a row; waits while too many are queued."""
 
@@ -190,13 +177,6 @@ class _BackgroundSinks:
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any], skipped: Sink | None = None) -> None:
         self.submit(lambda: self._each(step, lambda sink: sink.event(step, kind, fields), skipped))
-
-    def film(self, step: int, draw: Callable[[], Path | None]) -> None:
-        def show() -> None:
-            if (path := draw()) is not None:
-                self._each(step, lambda sink: sink.film(step, path) if hasattr(sink, "film") else None)
-
-        self.submit(show)
 
     def submit(self, call: Callable[[], None]) -> None:
         if not self._closed:

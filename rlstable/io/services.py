@@ -44,15 +44,6 @@ class TensorBoard:
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         self._writer.add_text(f"events/{kind}", json.dumps(to_json(fields)), int(step))
 
-    def film(self, step: int, path: Path) -> None:
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        data = path.read_bytes()
-        width, height = (int.from_bytes(data[place : place + 2], "little") for place in (6, 8))
-        image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=data)
-        summary = Summary(value=[Summary.Value(tag="episode", image=image)])
-        self._writer.file_writer.add_summary(summary, int(step))
-
     def close(self) -> None:
         self._writer.close()
 
@@ -108,11 +99,6 @@ class Wandb:
         del fields
         self._counts[kind] = self._counts.get(kind, 0) + 1
         self._send(step, {f"events/{kind}": self._counts[kind]})
-
-    def film(self, step: int, path: Path) -> None:
-        import wandb
-
-        self._send(step, {"episode": wandb.Video(str(path), format="gif")})
 
     def close(self) -> None:
         run, self._run = self._run, None

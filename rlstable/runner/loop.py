@@ -275,8 +275,6 @@ class TrainingLoop:
             requested = requested or StopReason.stopped
         if hosts.count() == 1:
             requested = requested or self._stop_request.requested(self._last_seconds)  # while the state was saved
-        if requested is not None:
-            self._recordings.end()
         stop_reasons = {seed: own_reasons.get(seed) or requested for seed in self._unfinished}
         # Save every seed before the first one ends, since ending takes time. Waiting seeds are saved already.
         for seed, run in training.items():

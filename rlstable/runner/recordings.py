@@ -1,22 +1,18 @@
-"""Records episodes of the current policies while a run trains: pages in `<run>/episodes`, films in the services."""
+"""Records episodes of the current policies while a run trains, as pages in `<run>/episodes`."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlstable.device.precision import Level
 from rlstable.io.files import one_line, subfolder, write_atomically
 from rlstable.policy.evaluator import PolicySnapshot
-from rlstable.render.film import write_film
 from rlstable.render.page import page
 from rlstable.render.recording import EpisodeRecorder, RecordedEpisodes
 from rlstable.runner.seed_run import SeedRun
-
-_WIDTH, _HEIGHT = 320, 240  # pixels of a film in TensorBoard and W&B
 
 
 class Recordings:
@@ -29,7 +25,6 @@ class Recordings:
     def __init__(self) -> None:
         self._recorders: dict[Level, EpisodeRecorder] = {}
         self._failed = False
-        self._films = FilmQueue()
 
     def prepare(self, runs: Iterable[SeedRun]) -> None:
         """Compiles the program before an iteration after which a recording is due.
@@ -55,10 +50,6 @@ class Recordings:
                 with self._reporting(run):
                     self._record(run)
 
-    def end(self) -> None:
-        """Draws no film that still waits, so that a stopped run ends soon."""
-        self._films.end()
-
     def _of(self, run: SeedRun) -> EpisodeRecorder:
         """The recorder of all seeds at a precision level."""
         level = run.programs.level
@@ -75,8 +66,6 @@ class Recordings:
         (episode,) = recorded.recordings
         run.event("episode_recorded", file=f"episodes/{step}.html", **{"return": episode.total})
         logbook.run_after_rows(functools.partial(self._write_page, run, recorded, folder / f"{step}.html"))
-        if logbook.shows_films:
-            self._films.draw(run, recorded, folder / f"{step}.gif", step)
 
     def _write_page(self, run: SeedRun, recorded: RecordedEpisodes, path: Path) -> None:
         with self._reporting(run):
@@ -91,46 +80,3 @@ class Recordings:
         except Exception as error:
             self._failed = True
             run.event("recording_failed", error=one_line(error), next="no further recordings")
-
-
-class FilmQueue:
-    """Draws a film of a recording for the services, in their thread.
-
-    Beside the film that is drawn, only one other waits, so that the rows of the services do not wait for many films.
-    """
-
-    def __init__(self) -> None:
-        self._room = threading.Semaphore(2)
-        self._ended = False
-
-    def draw(self, run: SeedRun, recorded: RecordedEpisodes, path: Path, step: int) -> None:
-        """Queues a film.
-
-        Args:
-            run: The seed with the services.
-            recorded: The episode.
-            path: The file to write.
-            step: Step of the film in the services.
-        """
-        if not self._ended and self._room.acquire(blocking=False):
-            run.log.logbook.film(step, functools.partial(self._draw, run, recorded, path))
-
-    def end(self) -> None:
-        """Draws no further film."""
-        self._ended = True
-
-    def _draw(self, run: SeedRun, recorded: RecordedEpisodes, path: Path) -> Path | None:
-        """The file of a film; None if there is none."""
-        try:
-            if self._ended or not run.log.logbook.in_place:
-                return None
-            subfolder(run.run_dir, path.parent.name)
-            write_film(recorded, recorded.recordings[0], path, _WIDTH, _HEIGHT)
-        except Exception as error:
-            self._ended = True
-            run.event("film_failed", error=one_line(error), next="pages without films")
-            return None
-        else:
-            return path
-        finally:
-            self._room.release()

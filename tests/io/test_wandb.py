@@ -128,13 +128,3 @@ def test_offline_wandb_writes_a_run_file(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
     [run] = (tmp_path / "wandb").glob(f"offline-run-*-{sink.run_id}")
     assert (run / f"run-{sink.run_id}.wandb").stat().st_size > 0
-
-
-def test_wandb_gets_films_as_videos(tmp_path, fake_wandb):
-    fake_wandb.Video = lambda path, format: ("video", path, format)
-    sink = Wandb(ONLINE, tmp_path, {})
-    sink.film(7, tmp_path / "7.gif")
-    assert fake_wandb.run.logged == [(7, {"episode": ("video", str(tmp_path / "7.gif"), "gif")})]
-    disabled = Wandb(WandbConfig(mode="disabled"), tmp_path, {})
-    disabled.film(8, tmp_path / "8.gif")
-    assert len(fake_wandb.run.logged) == 1

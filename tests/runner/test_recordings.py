@@ -1,10 +1,9 @@
-"""Recordings of the current policy: pages and films while a run trains, without effect on its numbers."""
+"""Recordings of the current policy: pages while a run trains, without effect on its numbers."""
 
 from __future__ import annotations
 
 import json
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,11 @@ from toys import tiny_config
 
 from rlstable.config import Config, ConfigError
 from rlstable.render.recording import RecordedEpisodes
-from rlstable.report.page import page
-from rlstable.report.run_record import read_record, read_records
+from rlstable.report.run_record import read_record
 from rlstable.runner import recordings
 from rlstable.runner.loop import TrainingLoop
-from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
-GIF = b"GIF89a" + (320).to_bytes(2, "little") + (240).to_bytes(2, "little")
 
 
 def config(every: int, **sections: Any) -> Config:
@@ -56,11 +52,6 @@ def recorded_steps(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in (folder / "episodes").glob("*.html"))
 
 
-def fake_film(recorded: RecordedEpisodes, recording: Any, path: Path, *size: int) -> None:
-    assert len(recorded.recordings) == 1 and recording is recorded.recordings[0] and size == (320, 240)
-    path.write_bytes(GIF)
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingLoop]:
     folder = tmp_path_factory.mktemp("recorded") / "run"
@@ -77,7 +68,6 @@ def test_every_second_evaluation_is_recorded_in_a_page_of_the_configured_length(
     assert data["title"] == "ball:Stick, native, step 256"
     assert [len(episode["rewards"]) for episode in data["episodes"]] == [5]  # 0.1 s of 0.02 s each
     assert [event["file"] for event in events(folder, "episode_recorded")] == ["episodes/128.html", "episodes/256.html"]
-    assert not list(folder.rglob("*.gif"))  # no service shows films
 
 
 def test_report_at_the_end_of_a_run_links_its_last_recording(recorded: tuple[Path, TrainingLoop]) -> None:
@@ -148,61 +138,3 @@ def test_page_that_cannot_be_written_is_one_event_and_the_run_completes(
     assert [event["error"] for event in events(tmp_path / "run", "recording_failed")] == [
         "OSError: [Errno 28] No space left on device"
     ]
-
-
-def test_tensorboard_gets_a_film_of_every_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorboardX")
-    monkeypatch.setattr(recordings, "write_film", fake_film)
-    trained(tmp_path / "run", config(4, logging={"console": "off", "tensorboard": True}))
-    (film,) = (tmp_path / "run" / "episodes").glob("*.gif")
-    assert film.name == "256.gif"
-    (written,) = (tmp_path / "run" / "tensorboard").iterdir()
-    assert GIF in written.read_bytes()
-
-
-def test_run_that_is_stopped_draws_no_film_that_still_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first film takes until the stop is requested, after the second iteration."""
-    pytest.importorskip("tensorboardX")
-    drawn, stopped, end = [], threading.Event(), recordings.Recordings.end
-
-    def draw(*args: Any) -> None:
-        drawn.append(stopped.wait(60))
-        fake_film(*args)
-
-    def ended(self: recordings.Recordings) -> None:
-        end(self)
-        stopped.set()
-
-    monkeypatch.setattr(recordings, "write_film", draw)
-    monkeypatch.setattr(recordings.Recordings, "end", ended)
-    loop = TrainingLoop(config(1, logging={"console": "off", "tensorboard": True}), tmp_path / "run")
-
-    def requested(_: float) -> StopReason | None:
-        return StopReason.time_limit if loop.single.host.iteration == 2 else None
-
-    monkeypatch.setattr(loop._stop_request, "requested", requested)
-    assert loop.run().stop_reason is StopReason.time_limit
-    assert drawn == [True] and recorded_steps(tmp_path / "run") == [64, 128]
-
-
-def test_failed_film_is_one_event_and_pages_are_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorboardX")
-
-    def fail(*_: Any) -> None:
-        raise ConfigError("format: no OpenGL for films")
-
-    monkeypatch.setattr(recordings, "write_film", fail)
-    trained(tmp_path / "run", config(1, logging={"console": "off", "tensorboard": True}))
-    (event,) = events(tmp_path / "run", "film_failed")
-    assert event["error"] == "ConfigError: format: no OpenGL for films"
-    assert recorded_steps(tmp_path / "run") == [64, 128, 192, 256]
-
-
-@pytest.mark.slow
-def test_every_seed_has_recordings_in_its_folder_and_links_in_the_page_of_all_seeds(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    trained(folder, config(4, seeds=2))
-    assert [recorded_steps(folder / f"seed-{seed}") for seed in (0, 1)] == [[256], [256]]
-    text = page(read_records(folder))
-    assert 'href="seed-0/episodes/256.html"' in text and 'href="seed-1/episodes/256.html"' in text
-    assert 'href="episodes/256.html"' in page([read_record(folder / "seed-1")])
