@@ -26,7 +26,6 @@ _CONFIRMED = "confirmed_"
 _SEED = "seed-"  # prefix of the folders of seeds that train together
 _RESERVE = ".reserve"
 _RESERVED = 128 * 1024  # bytes, for result.json and report.html
-_LEAST_ROOM = 64 * 1024  # free bytes at the start, for config.yaml and the first lines
 
 
 def default_run_dir(resume: str | None, env_name: str) -> str:
@@ -106,7 +105,7 @@ def require_one_seed(run_dir: Path) -> None:
 
 
 def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[bool, RunLock]:
-    """Creates and locks the run folder.
+    """Creates and locks the run folder, and reserves disk space in it for `result.json` and `report.html`.
 
     Args:
         run_dir: The folder.
@@ -127,29 +126,24 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
         _holds_a_run_to_resume(original, resume, seeds)
         resume = None  # the folder of the copy must be free
     _holds_a_run_to_resume(run_dir, resume, seeds)
-    try:
-        run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_atomically(run_dir / ".writable", " " * _LEAST_ROOM)
-        (run_dir / ".writable").unlink()
-        lock = RunLock(run_dir)
-    except OSError as error:
-        raise ConfigError(
-            f"hydra.run.dir: cannot write to {run_dir}: {error.strerror or error}; choose another folder, or make this "
-            "one writable"
-        ) from error
-    try:
-        # Checked again, because a run may have ended since the first check.
-        resumes = _holds_a_run_to_resume(run_dir, resume, seeds)
-        if original is not None:
-            unfinished = shutil.ignore_patterns(".lock", _RESERVE, "*.orbax-checkpoint-tmp*")
-            shutil.copytree(original, run_dir, symlinks=True, ignore=unfinished, dirs_exist_ok=True)
-        return resumes or original is not None, lock
-    except OSError as error:
-        lock.release()
-        raise ConfigError(f"resume: cannot copy {original} to {run_dir}: {first_line(error)}") from error
-    except BaseException:
-        lock.release()
-        raise
+    with contextlib.ExitStack() as failed:
+        try:
+            run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+            lock = RunLock(run_dir)
+            failed.callback(lock.release)
+            failed.callback(free_reserve, run_dir)
+            write_atomically(run_dir / _RESERVE, os.urandom(_RESERVED))
+            resumes = _holds_a_run_to_resume(run_dir, resume, seeds)  # a run may have ended since the first check
+            if original is not None:
+                unfinished = shutil.ignore_patterns(".lock", _RESERVE, "*.orbax-checkpoint-tmp*")
+                shutil.copytree(original, run_dir, symlinks=True, ignore=unfinished, dirs_exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"hydra.run.dir: cannot write to {run_dir}: {error.strerror or first_line(error)}; choose another "
+                "folder, or make this one writable"
+            ) from error
+        failed.pop_all()
+    return resumes or original is not None, lock
 
 
 def copied_folder(run_dir: Path, resume: str | None) -> Path | None:
@@ -218,13 +212,11 @@ def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
 
 
 def write_first_files(run_dir: Path, config: Mapping[str, Any], machine: Mapping[str, Any] | None) -> None:
-    """Writes `config.yaml` and `machine.json`, and reserves disk space for `result.json` and `report.html`.
+    """Writes `config.yaml` and `machine.json`.
 
     The settings must have been checked against the folder's checkpoints.
     """
     write_config(run_dir, config)
-    with contextlib.suppress(OSError):  # training does not need the reserve
-        write_atomically(run_dir / _RESERVE, os.urandom(_RESERVED))
     if machine is not None:
         write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
 

@@ -181,14 +181,6 @@ def test_run_without_an_undamaged_checkpoint_does_not_start_again(finished: Path
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
-def test_failed_save_of_a_run_is_retried_before_the_next_period(tmp_path: Path) -> None:
-    config = quick(8, checkpoint={"every": 3}, fault={"site": "disk", "start": 2, "iterations": 2})
-    TrainingLoop(config, tmp_path).run()
-    saves = [(event["kind"], event["iteration"]) for event in events(tmp_path) if "checkpoint" in event["kind"]]
-    assert saves == [("checkpoint_failed", 3), ("checkpoint_failed", 4), ("checkpoint_saved_again", 6)]
-    assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 8
-
-
 def test_resumed_run_logs_changed_versions(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = load_policy(finished, "latest").host["versions"]
     assert saved == {**versions(), "device": "cpu"}
