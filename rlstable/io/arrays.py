@@ -24,7 +24,8 @@ class Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        return "/".join(self.keys)
+        """The keys between slashes; a slash in a key is escaped, so that two arrays never have one path."""
+        return "/".join(key.replace("/", "%2F") for key in self.keys)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -52,26 +53,12 @@ def copy_out(tree: PyTree) -> tuple[list[Leaf], list[np.ndarray]]:
     """Copies every array of a tree to new host memory, and lists the arrays with their checksums."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     leaves = [describe(path, leaf) for path, leaf in paths]
-    if (twice := _path_of_two(leaves)) is not None:
-        raise ValueError(f"two arrays have the path {twice!r}")
     raw = [jax.random.key_data(leaf) if is_key(leaf) else leaf for _, leaf in paths]
     views = [np.asarray(view) for view in jax.device_get(raw)]
     # The caller may change a NumPy leaf. On a CPU, a JAX leaf is a view of the device buffer, which a donating program
     # may overwrite.
     arrays = [view.copy() for view in views]
     return [leaf._replace(checksum=checksum(array)) for leaf, array in zip(leaves, arrays, strict=True)], arrays
-
-
-def require_different_paths(tree: PyTree, what: str) -> None:
-    """Raises a `ConfigError` that starts with `what` if two arrays have one path, because a name has a slash."""
-    twice = _path_of_two([describe(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]])
-    if twice is not None:
-        raise ConfigError(f"{what} has two arrays {twice}, because / separates names; rename one of them")
-
-
-def _path_of_two(leaves: list[Leaf]) -> str | None:
-    names = [leaf.path for leaf in leaves]
-    return max(names, key=names.count) if len(set(names)) != len(names) else None
 
 
 def place(array: np.ndarray, like: Any) -> Any:

@@ -35,7 +35,6 @@ from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
-from rlstable.io.arrays import require_different_paths
 from rlstable.ppo.build import init_program, make_ppo, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
@@ -276,12 +275,10 @@ class TrainingSetup:
         """Shapes of the environments' first states.
 
         Raises:
-            ConfigError: The environment does not report time limits, and the configuration needs them. Or a checkpoint
-                could not tell two arrays of a state apart.
+            ConfigError: The environment does not report time limits, and the configuration needs them.
         """
         config = self._config
         states = self._resets.shapes(config.ppo.num_envs)
-        require_different_paths(states, f"env.name: the state of {config.env.name}")
         if config.ppo.bootstrap_on_timeout and "time_out" not in states.info:
             raise ConfigError(
                 f"ppo.bootstrap_on_timeout: {config.env.name} has no info['time_out'] that distinguishes a time limit "

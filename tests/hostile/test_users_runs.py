@@ -197,15 +197,6 @@ def test_names_with_slashes_are_saved_and_resumed(tmp_path: Path) -> None:
     assert (resumed.stop_reason.name, resumed.step) == ("completed", 128)
 
 
-def test_names_that_a_checkpoint_cannot_tell_apart_are_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(rlstable.ConfigError) as error:
-        fit(SlashInAName(clash=True), tmp_path, total_steps=64)
-    assert str(error.value) == (
-        "env.name: the state of hostile.users:SlashInAName has two arrays info/gait/left, because / separates names; "
-        "rename one of them"
-    )
-
-
 def test_large_arrays_of_an_environment_are_reported_once(tmp_path: Path) -> None:
     def reported(env: Any, folder: Path) -> list[int]:
         fit(env, folder, total_steps=64)

@@ -281,14 +281,12 @@ class Units(Cart):
 
 
 class SlashInAName(Cart):
-    """Metrics named as in Playground; with `clash`, two arrays whose names a checkpoint cannot tell apart."""
-
-    clash = False
+    """Metrics named as in Playground, and two arrays whose names differ only in what separates them."""
 
     def reset(self, rng: jax.Array) -> State:
         zero, state = jnp.zeros(()), super().reset(rng)
-        info = {"gait/left": zero} | ({"gait": {"left": zero}} if self.clash else {})
-        return state.replace(metrics={"reward/forward": zero}, info={**state.info, **info})
+        info = {**state.info, "gait/left": zero, "gait": {"left": zero + 1.0}}
+        return state.replace(metrics={"reward/forward": zero}, info=info)
 
 
 class LargeArray(Cart):
