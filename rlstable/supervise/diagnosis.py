@@ -41,7 +41,7 @@ class Sign(NamedTuple):
     rows: int  # length of the window
     sentence: str
     remedy: str
-    of_evaluations: bool = False  # else of iterations; the logged text then follows the evaluations until the end
+    of_evaluations: bool = False  # else of iterations
 
 
 # First remedy by limiter.
@@ -82,7 +82,7 @@ SIGNS = (
         "`training/step_scale` below 0.5 in 50 iterations in a row: the KL limiter acts all the time",
         "training/step_scale", lambda value, row: value < 0.5, 50, 50,
         "the KL limiter has shortened the policy's steps to {mean:.2g} of their length for 50 iterations",
-        "{remedy_of_steps}",
+        "lower ppo.learning_rate (ppo.desired_kl if its schedule is adaptive_kl)",
     ),
     Sign(
         "critic_behind",
@@ -92,15 +92,16 @@ SIGNS = (
         lambda value, row: value < 0.0 and row["training/iteration"] > 20 and row["value_error"] > 0.1, 30, 50,
         "the explained variance was below 0 in 30 of the last 50 iterations (mean {mean:.2g}), with value errors of "
         "{value_error:.0%} of the targets: the value network lags behind",
-        "{remedy_of_critic}",
+        "set ppo.normalize_values=true ppo.normalize_advantage=true; if they are on, lower ppo.learning_rate or "
+        "enlarge network.value_hidden_layer_sizes",
     ),
     Sign(
         "return_below_best",
         "two evaluations in a row below 0.8 of the way from the first level to the best one that two in a row reached, "
         "by three standard errors, and not rising: the policy has lost what it had learned; the best policy is saved",
-        "last", lambda value, row: _fallen(value, row), 2, 2,
+        "last", lambda value, row: _fallen(value, row) and not _rises(value, row), 2, 2,
         "the last two evaluations returned {last_two:,.1f} on average, where two in a row had reached {best:,.1f}",
-        "{remedy_of_return}", True,
+        "lower ppo.learning_rate, or set ppo.normalize_values=true ppo.normalize_advantage=true", True,
     ),
     Sign(
         "evaluation_below_training",
@@ -117,7 +118,7 @@ SIGNS = (
         "`training/policy_distance` above `guards.limiters.kl` (1.0 if off) in an iteration",
         "training/policy_distance", lambda value, row: value > 1.01 * row["kl"], 1, 50,
         "an iteration moved the policy by {mean:.3g} nats, more than {kl:g}",
-        "{remedy_of_distance}",
+        "set guards.limiters.kl=1.0; if it is on, lower ppo.learning_rate",
     ),
     Sign(
         "reward_scale",
@@ -126,7 +127,7 @@ SIGNS = (
         "target_size",
         lambda value, row: value > row["greatest_target"] or 0.0 < row["max_target"] < _LEAST_TARGET, 20, 50,
         "value targets were of about {plain_mean} in 20 of the last 50 iterations, far from 1",
-        "{remedy_of_scale}",
+        "set ppo.normalize_values=true ppo.normalize_advantage=true, or ppo.reward_scaling={better_scaling:.1g}",
     ),
     Sign(
         "observation_began_to_vary",
@@ -155,14 +156,6 @@ SIGNS = (
         "set env.restore_info=true if step counts or keeps time in info", True,
     ),
 )
-# Remedies that depend on the configuration and the numbers, as docs/nan.md names them.
-REMEDIES = {
-    "remedy_of_steps": "lower ppo.learning_rate (ppo.desired_kl if its schedule is adaptive_kl)",
-    "remedy_of_critic": "set ppo.normalize_values=true ppo.normalize_advantage=true, or the named ppo.reward_scaling",
-    "remedy_of_return": "lower ppo.learning_rate, or set ppo.normalize_values=true ppo.normalize_advantage=true",
-    "remedy_of_distance": "set guards.limiters.kl=1.0; if it is on, lower ppo.learning_rate",
-    "remedy_of_scale": "set ppo.normalize_values=true ppo.normalize_advantage=true, or the named ppo.reward_scaling",
-}
 # fmt: on
 FAILURE_REPEATS = "failure_repeats"  # reported by the supervisor, not from metrics
 
@@ -201,11 +194,6 @@ def _of_iteration(metrics: Row, iteration: int, config: Config) -> Row:
     scale = max_target if 0.0 < max_target < _LEAST_TARGET else size
     loss, coefficient = _number(metrics, "training/v_loss"), ppo.vf_loss_coefficient
     error = math.sqrt(max(loss or 0.0, 0.0) / (0.5 * coefficient)) / size if size > 0.0 and coefficient > 0.0 else 0.0
-    kl = config.guards.limiters.kl
-    better_scaling = ppo.reward_scaling * (_GOOD_TARGET / scale if scale > 0.0 else 1.0)
-    normalize, better = _normalize(config), f", or ppo.reward_scaling={better_scaling:.1g}"
-    rate = ppo.learning_rate * (_number(metrics, "training/step_scale") or 0.0)
-    lower = f"lower ppo.learning_rate, the policy's has been about {rate:.1g}"
     return {
         **metrics,
         "training/iteration": iteration,
@@ -213,17 +201,8 @@ def _of_iteration(metrics: Row, iteration: int, config: Config) -> Row:
         "target_size": None if unknown or ppo.normalize_values or greatest is None else scale,
         "max_target": max_target,
         "greatest_target": _GREATEST_NORMALIZED if ppo.normalize_advantage else _GREATEST_TARGET,
-        "kl": 1.0 if kl is None else kl,
-        "remedy_of_steps": "lower ppo.desired_kl"
-        if ppo.learning_rate_schedule == "adaptive_kl"
-        else lower.format(rate),
-        "remedy_of_critic": (
-            "lower ppo.learning_rate or enlarge network.value_hidden_layer_sizes"
-            if ppo.normalize_values
-            else normalize + better * (size > 3.0 * _GOOD_TARGET)
-        ),
-        "remedy_of_distance": "set guards.limiters.kl=1.0" if kl is None else "lower ppo.learning_rate",
-        "remedy_of_scale": normalize + better,
+        "kl": config.guards.limiters.kl or 1.0,
+        "better_scaling": ppo.reward_scaling * (_GOOD_TARGET / scale if scale > 0.0 else 1.0),
     }
 
 
@@ -235,7 +214,7 @@ def _of_evaluation(metrics: Row, memory: SignMemory, before: float, config: Conf
     is_comparable = memory.training_return is not None and length <= _LONGER * memory.training_length
     # Variance of one training episode, from the episodes of an iteration.
     variance = memory.training_variance * config.env_steps_per_iteration / max(memory.training_length, 1.0)
-    row = {
+    return {
         **metrics,
         "last": value,
         "before": before,
@@ -252,8 +231,6 @@ def _of_evaluation(metrics: Row, memory: SignMemory, before: float, config: Conf
         "training_error": math.sqrt((deviation**2 + variance) / episodes),
         "range": (memory.greatest_return or 0.0) - (memory.lowest_return or 0.0),
     }
-    slower = "lower ppo.learning_rate" + (f", or {_normalize(config)}" if _normalize(config) else "")
-    return {**row, "remedy_of_return": "the return rises again, so keep the settings" if _rises(row) else slower}
 
 
 def _fallen(value: float, row: Row) -> bool:
@@ -261,16 +238,8 @@ def _fallen(value: float, row: Row) -> bool:
     return bool(value < first + 0.8 * (best - first) and best - value > _ERRORS * row["error"])
 
 
-def _rises(row: Row) -> bool:
-    """Whether the return rises again, or has reached the best level again."""
-    rise = row["last"] - row["before"]
-    return bool(rise > max(row["error"], 0.1 * (row["best"] - row["before"]))) or not _fallen(row["last"], row)
-
-
-def _normalize(config: Config) -> str:
-    """The remedy that makes learning independent of the scale of rewards; empty if it is on already."""
-    keys = [key for key in ("normalize_values", "normalize_advantage") if not getattr(config.ppo, key)]
-    return "set " + " ".join(f"ppo.{key}=true" for key in keys) if keys else ""
+def _rises(value: float, row: Row) -> bool:
+    return bool(value - row["before"] > max(row["error"], 0.1 * (row["best"] - row["before"])))
 
 
 def _number(row: Row, key: str) -> float | None:
@@ -344,13 +313,9 @@ class Signs:
         hits = [number for number in record.recent if number is not None]
         mean = sum(hits) / max(len(hits), 1)
         starts = hit is not None and not record.lasts and len(hits) >= sign.hits
-        if sign.name == "return_below_best":
-            starts &= not _rises(row)
-        if starts or (record.lasts and sign.of_evaluations):
-            shown = {**row, "mean": mean, "plain_mean": _plain(mean), "element": f"{mean - 1.0:.0f}"}
-            record.text = f"{sign.sentence.format(**shown)}; {sign.remedy.format(**shown)}"
         if starts:
-            record.log(step, record.text)
+            shown = {**row, "mean": mean, "plain_mean": _plain(mean), "element": f"{mean - 1.0:.0f}"}
+            record.log(step, f"{sign.sentence.format(**shown)}; {sign.remedy.format(**shown)}")
             record.lasts = True
             self._event("sign", sign=sign.name, text=record.text, value=mean)
         if hit is not None and record.lasts:

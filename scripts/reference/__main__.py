@@ -157,11 +157,15 @@ def _groups() -> str:
     return "\n".join(table(("group", "choices"), rows, range(2)))
 
 
+def _remedy(sign: diagnosis.Sign) -> str:
+    return sign.remedy.replace("ppo.reward_scaling={better_scaling:.1g}", "the named ppo.reward_scaling")
+
+
 def page_of_signs(text: str) -> str:
     rows = {}
     for sign in diagnosis.SIGNS:
         name = sign.name.split("/")[0]
-        rows.setdefault(name, (f"`{sign.name}`", sign.condition, sign.remedy.format(**diagnosis.REMEDIES)))
+        rows.setdefault(name, (f"`{sign.name}`", sign.condition, _remedy(sign)))
     rows["limiter_saturated"] = (
         "`limiter_saturated/<limiter>`",
         "`limiters/<limiter>/active` above 0.2 in 50 iterations in a row (`gradient_norm`: 0.5)",
