@@ -1,13 +1,9 @@
-"""Hides orbax's log lines and tracebacks. The run reports the same failures as events."""
+"""Hides orbax's log lines. The run reports the same failures as events."""
 
 from __future__ import annotations
 
-import asyncio.base_events
 import logging
-import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 _NAMES = ("orbax", "ocdbt", "tensorstore")
 
@@ -28,22 +24,6 @@ _FILTER = _OrbaxFilter()
 
 
 def silence_orbax() -> None:
-    """Hides orbax's log records and tracebacks from now on; may be called again."""
+    """Hides orbax's log records from now on; may be called again."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_FILTER)  # a filter is added only once
-    if not isinstance(sys.unraisablehook, _UnraisableHook):
-        sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
-
-
-class _UnraisableHook:
-    """Hides errors of TensorStore's threads about closed event loops."""
-
-    def __init__(self, hook: Callable[[Any], object]):
-        self._hook = hook
-
-    def __call__(self, unraisable: Any) -> None:
-        trace = unraisable.exc_traceback
-        # A call from C++ has no Python caller, so its outermost frame is asyncio's own.
-        from_native = trace is not None and trace.tb_frame.f_code.co_filename == asyncio.base_events.__file__
-        if not (from_native and "Event loop is closed" in str(unraisable.exc_value)):
-            self._hook(unraisable)
