@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rlstable.io.console import Console, describe_event
+from rlstable.io.console import Console
 
 
 class Clock:
@@ -50,15 +50,6 @@ def test_plain_console_aligns_and_throttles_its_lines():
     ]
 
 
-def test_console_shows_no_return_of_a_void_evaluation():
-    console, stream, _ = make_plain(100)
-    console.log(50, {"eval/episode_reward": None, "eval/aborted_share": 1.0, "episode/sum_reward": 9.0})
-    assert stream.getvalue() == (
-        "step  50 / 100   50.0 %         -- steps/s  ETA       --  return         --  trips 0"
-        "  evaluated  aborted 100.0 %\n"
-    )
-
-
 def test_console_prints_each_event_in_one_line():
     console, stream, _ = make_plain()
     console.event(123_456, "guard_tripped", {"guard": "quarantine", "physics": 2, "reward": 1})
@@ -71,18 +62,6 @@ def test_console_prints_each_event_in_one_line():
         "- step 0  resumed: iteration 3, version 0.1.0",
         "! step 7  error",
     ]
-
-
-def test_event_fields_of_every_type_are_formatted():
-    fields = {
-        "a": 0.00012345,
-        "b": None,
-        "c": True,
-        "d": {"x": 1, "y": 2.5},
-        "e": [1, "two"],
-        "f": float("nan"),
-    }
-    assert describe_event("k", fields) == "k: a 0.0001234, b none, c yes, d (x 1, y 2.5), e [1 two], f nan"
 
 
 def test_console_adds_up_trips_of_consecutive_iterations():

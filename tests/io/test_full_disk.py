@@ -82,18 +82,6 @@ def test_save_on_a_full_disk_is_retried_with_growing_delay(disk, asynchronous):
     assert [path.name for path in (disk / "checkpoints").iterdir()] == ["231"]
 
 
-def test_full_disk_deletes_no_checkpoint(disk):
-    events: list[str] = []
-    config = CheckpointConfig(keep=3, keep_best=0, asynchronous=False)
-    with Checkpoints(disk, config, lambda kind, fields: events.append(kind)) as checkpoints:
-        for i in (1, 2):
-            assert checkpoints.save(i, {"x": np.zeros(1)}, POLICY, {"i": i})
-        fill(disk)
-        assert not checkpoints.save(3, noise(3), POLICY, {"i": 3})
-        assert checkpoints.all() == [1, 2]
-    assert events == ["checkpoint_failed"]
-
-
 def test_failing_saves_leave_nothing_on_stderr(disk, capfd):
     """Neither from the threads of orbax nor from asyncio."""
     with Checkpoints(disk, CheckpointConfig(keep=1, keep_best=0)) as checkpoints:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from typing import Any
 
@@ -100,20 +99,3 @@ def test_line_that_a_full_disk_cuts_is_removed(tmp_path):
     sink.log(3, {"a": 3.0})
     sink.close()
     assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1, 3]
-
-
-def test_deleted_or_replaced_files_are_not_in_place(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    lines = JsonLines(folder)
-    lines.log(1, {"x": 1.0})
-    assert lines.in_place
-    shutil.copytree(folder, tmp_path / "copy")
-    shutil.rmtree(folder)
-    assert not lines.in_place
-    lines.log(2, {"x": 2.0})  # into a file without a name
-    (tmp_path / "copy").rename(folder)
-    assert not lines.in_place
-    lines.close()
-    assert not lines.in_place
-    assert [line["step"] for line in read(folder / "metrics.jsonl")] == [1]

@@ -133,7 +133,7 @@ def test_wandb_error_is_logged_at_the_step_of_the_rejected_row(
     assert (failed["step"], failed["sink"], failed["error"]) == (64, "Wandb", "ConnectionError: no")
 
 
-def test_failing_service_is_printed_logged_and_dropped(tmp_path: Path, console: Console, stream: io.StringIO) -> None:
+def test_failing_service_is_logged_and_dropped(tmp_path: Path, console: Console) -> None:
     book = Logbook(tiny_config(), tmp_path, console, [Broken()])
     book.start(None, None)
     for step in (64, 128, 192, 256):
@@ -141,8 +141,6 @@ def test_failing_service_is_printed_logged_and_dropped(tmp_path: Path, console: 
     book.close()
     found = [(line["kind"], line["step"], line["sink"]) for line in lines(tmp_path, "events.jsonl")]
     assert found == [("sink_failed", 64, "Broken"), ("sink_dropped", 192, "Broken")]
-    assert stream.getvalue().count("sink_failed: sink Broken, error ConnectionError: no") == 1
-    assert stream.getvalue().count("sink_dropped: sink Broken") == 1
     assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [64, 128, 192, 256]
 
 
@@ -208,11 +206,3 @@ raise SystemExit(3)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False, env=os.environ | PATH).returncode == 3
     assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [1]
-
-
-def test_logbook_that_was_never_started_writes_nothing(tmp_path: Path, console: Console) -> None:
-    book = Logbook(tiny_config(), tmp_path / "run", console)
-    book.event(0, "early", {})
-    book.wait()
-    book.close()
-    assert not (tmp_path / "run").exists()

@@ -20,12 +20,6 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_private_folder_of_this_user_passes(folder: Path) -> None:
-    assert writable_by_others(folder) is None
-    folder.chmod(0o755)  # others may read
-    assert writable_by_others(folder) is None
-
-
 @pytest.mark.parametrize("mode", [0o770, 0o1777])
 def test_folder_that_others_may_write_is_rejected_with_the_command_to_fix_it(folder: Path, mode: int) -> None:
     folder.chmod(mode)

@@ -36,14 +36,3 @@ def test_short_operations_print_nothing_and_share_one_thread() -> None:
             pass
     assert told == []
     assert len(set(threading.enumerate()) - before) == 1
-
-
-def test_reminder_thread_ends_when_no_operation_is_left() -> None:
-    told: list[str] = []
-    teller = Reminder(0.02, told.append)
-    for _ in range(2):
-        with teller.working("again"):
-            until(lambda: told)
-        until(lambda: teller._thread is None)
-        told.clear()
-    assert not teller._running

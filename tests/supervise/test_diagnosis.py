@@ -359,12 +359,6 @@ def test_loss_that_stays_not_finite_is_said_with_its_step_and_the_returns_beside
     assert names(tally({"training/v_loss": NAN, "training/accepted_share": 0.0})) == []
 
 
-def test_evaluations_without_a_finite_return_are_said() -> None:
-    assert names(tally({}, returns=(None, NAN))) == ["evaluations_void"]
-    (warning,) = warnings_of(tally({}, returns=(None, None, None)))
-    assert warning.text.startswith("all 3 evaluations were void: every episode was aborted")
-
-
 @pytest.mark.parametrize("returns", [(), (None,)])
 def test_run_without_any_finite_return_is_said(returns: tuple[None, ...]) -> None:
     bad = {"episode/sum_reward": NAN}
@@ -416,13 +410,6 @@ def test_advice_names_the_guard_that_rejected_most_updates(name: str) -> None:
     )
     assert f"Updates were rejected by guards/{name} (75%) and limiters/kl (25%)." in text
     assert "divide ppo.learning_rate by 10" in text.replace("Divide", "divide")
-
-
-def test_advice_names_the_guard_that_left_no_sample_to_learn_from() -> None:
-    own = idle_tally({"training/valid_share": 0.0}, {"finite_samples": {"reward": 100}, "storm": {"environments": 1}})
-    text = advise(StopReason.no_update_accepted, own)
-    assert "Updates were rejected by guards/finite_samples, which left no valid sample (100%)." in text
-    assert text.endswith("lower ppo.reward_scaling so that a good step earns about 1.")
 
 
 def test_advice_names_the_guard_that_ended_the_run_first() -> None:

@@ -14,7 +14,7 @@ from toys import tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.supervise import memory
-from rlstable.supervise.memory import Footprint, footprint, host_total, limit, live, readable, require_states
+from rlstable.supervise.memory import footprint, host_total, limit, readable, require_states
 
 GPU = SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 60 << 30, "bytes_in_use": 5 << 30})
 
@@ -34,25 +34,12 @@ def test_footprint_counts_arguments_outputs_temporaries_and_donation() -> None:
     assert donated.aliased == 4 * 512
 
 
-def test_backend_without_memory_analysis_has_no_footprint() -> None:
-    assert footprint(SimpleNamespace(memory_analysis=lambda: None)) is None
-
-
-def test_peak_counts_aliased_memory_once() -> None:
-    assert Footprint(arguments=100, outputs=90, aliased=80, temporary=7, code=3).peak == 117
-
-
 def test_memory_limit_is_the_configured_one_or_that_of_the_device_or_the_host() -> None:
     cpu = jax.devices()[0]
     assert limit(GPU, configured=0.5) == 1 << 29
     assert limit(GPU) == 60 << 30
     assert limit(cpu) == host_total()
     assert limit(SimpleNamespace(platform="tpu", memory_stats=lambda: None)) is None
-
-
-def test_memory_in_use_is_that_of_the_device() -> None:
-    assert live(GPU) == 5 << 30
-    assert live(jax.devices()[0]) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rlstable.config import Config
 from rlstable.device.seed_devices import SeedDevices
 from rlstable.supervise import memory
 from rlstable.supervise.memory import Footprint
-from rlstable.supervise.memory_plan import MemoryPlan, MemoryPlanner, OutOfMemory, is_out_of_memory, smaller
+from rlstable.supervise.memory_plan import MemoryPlan, MemoryPlanner, OutOfMemory, smaller
 
 GIB = 2**30
 
@@ -27,17 +27,14 @@ def config(limit: float | None = 1.0, adapt: bool = True, **ppo: Any) -> Config:
     [
         ("gradient_accumulation", {}, 2, 1, 2),
         ("gradient_accumulation", {}, 5, 1, 6),  # the next that divides the 24 rows
-        ("gradient_accumulation", {"gradient_accumulation": 12}, 2, 1, 24),
         ("gradient_accumulation", {"gradient_accumulation": 24}, 2, 1, None),
         ("gradient_accumulation", {}, 100, 4, 6),  # each device has six rows
         ("envs_per_pass", {}, 2, 1, 32),
         ("envs_per_pass", {"envs_per_pass": 32}, 3, 1, 10),
-        ("envs_per_pass", {"envs_per_pass": 10}, 3, 1, 8),
         ("envs_per_pass", {"envs_per_pass": 8}, 2, 1, None),
         ("envs_per_pass", {}, 2, 8, None),  # eight on each device already
         ("num_envs", {}, 2, 1, 32),
         ("num_envs", {}, 7, 1, 8),
-        ("num_envs", {"num_envs": 2}, 2, 1, 1),
         ("num_envs", {"num_envs": 1}, 2, 1, None),
         ("num_envs", {}, 2, 4, 32),
     ],
@@ -119,8 +116,3 @@ def test_adapt_off_ignores_the_estimate_and_fails_on_out_of_memory(told: list[An
     assert own.fits(own.needed(program(2.0)))
     with pytest.raises(OutOfMemory, match=r"set supervise\.memory\.adapt=true"):
         own.smaller(MemoryPlan(), None)
-
-
-def test_out_of_memory_errors_are_recognised() -> None:
-    assert is_out_of_memory(RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes."))
-    assert not is_out_of_memory(RuntimeError("INVALID_ARGUMENT"))

@@ -77,12 +77,6 @@ def test_arrays_are_sorted_in_the_order_in_which_a_bad_number_spreads() -> None:
     assert group("data/qpos") == group("pipeline_state/q") == "physics"
 
 
-def test_fields_that_a_class_of_states_adds_count_as_info() -> None:
-    assert [group(name) for name in ("data/qpos", "obs/state", "memory", "info/steps")] == [
-        "physics", "obs", "info", "info",
-    ]  # fmt: skip
-
-
 def test_magnitude_is_the_largest_finite_number() -> None:
     assert magnitude(np.float32([1, -3, np.nan, np.inf])) == 3.0
     assert magnitude(np.float32([np.nan])) == magnitude(np.zeros(0)) == 0.0

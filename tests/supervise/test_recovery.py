@@ -69,13 +69,6 @@ def test_attempts_older_than_the_window_do_not_count() -> None:
     assert own.plan("storm", 101) is None
 
 
-@pytest.mark.parametrize("fields", [{"enabled": False}, {"attempts": 0}])
-def test_recovery_that_is_off_makes_no_attempt(fields: dict[str, Any]) -> None:
-    own = recovery(**fields)
-    assert own.plan("storm", 0) is None
-    assert own.attempts == Attempts(stretch=200)
-
-
 PRECISE = ["fresh_resets", "raise_precision", "reset_optimizer"]
 
 
@@ -166,13 +159,9 @@ def test_resumed_recovery_decides_like_the_uninterrupted_one(history: list[bool 
             "supervise.recovery.remedies: is empty and needs at least one remedy; add one",
         ),
         ([{"scale_learning_rate": 2.0}], "scale_learning_rate needs a factor between 0 and 1"),
-        ([{"scale_learning_rate": None}], "scale_learning_rate needs a factor between 0 and 1"),
         ([{"fresh_resets": 0.5}], "fresh_resets takes no number; write the name alone"),
-        ([{"scale_policy_rate": 1.0}], "scale_policy_rate needs a factor between 0 and 1"),
         ([{"scale_critic_rate": 0.5}], "scale_critic_rate needs a factor above 1, at most 100"),
-        ([{"scale_critic_rate": 1000.0}], "scale_critic_rate needs a factor above 1, at most 100"),
         ([{"refit_critic": 2.5}], "refit_critic needs a number of iterations"),
-        ([{"refit_critic": 0.5}], "refit_critic needs a number of iterations"),
         ([{"scale_learning_rate": 0.5, "tighten_clipping": 0.5}], "remedies"),
     ],
 )
@@ -198,13 +187,6 @@ def test_remedy_is_saved_as_written() -> None:
     assert Remedy.model_validate("refit_critic").factor == 10.0
 
 
-@pytest.mark.parametrize(
-    ("name", "lasts"), [("refit_critic", False), ("fresh_resets", False), ("scale_critic_rate", True)]
-)
-def test_only_factors_last_until_they_are_taken_back(name: str, lasts: bool) -> None:
-    assert Remedy.model_validate(name).lasts is lasts
-
-
 PATIENCE = 5
 
 
@@ -226,7 +208,6 @@ def repeats(failures: list[tuple[int, int]], cause: str = "policy_diverged") -> 
         ([(30, 30), (61 + PATIENCE, 56)], False),
         ([(30, 30), (59, 49)], False),  # sooner: the remedy made it worse
         ([(100, 100), (140, 100)], True),  # at the same iteration of training
-        ([(30, 30), (35, 30)], False),  # at once: the settings are the cause
         ([(30, 30), (40, 30)], False),
         ([(30, 30), (41, 30)], True),
     ],

@@ -169,11 +169,6 @@ with Signals(owns_process=True) as signals:
     assert sent.ends(signal.SIGUSR2) == (3, "saving\nrequeued 12\n")
 
 
-def test_run_under_nohup_ignores_the_closed_terminal(child: Callable[[str], Child]) -> None:
-    ignoring = "signal.signal(signal.SIGHUP, signal.SIG_IGN)" + LISTENING.format(hard=True)
-    assert child(ignoring).ends(signal.SIGHUP, signal.SIGTERM) == (7, "received 15\n")
-
-
 @pytest.mark.parametrize("hard", [True, False])
 def test_signal_that_the_process_was_started_to_ignore_stays_ignored(child: Callable[[str], Child], hard: bool) -> None:
     """A shell script starts background jobs with SIGINT ignored; SIGTERM still ends them."""

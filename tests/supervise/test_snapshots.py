@@ -33,24 +33,6 @@ def same(ours: Any, theirs: Any) -> None:
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-def test_snapshot_is_empty_before_it_keeps_a_state_and_after_it_is_cleared(state: TrainState) -> None:
-    own = Snapshot()
-    assert own.empty and own.to_save(0) == (None, None)
-    own.keep(state, 3, 192)
-    assert not own.empty and (own.iteration, own.step) == (3, 192)
-    own.clear()
-    assert own.empty and (own.iteration, own.step) == (0, 0)
-
-
-def test_snapshot_that_becomes_another_leaves_the_other_empty(state: TrainState) -> None:
-    best, candidate = Snapshot(), Snapshot()
-    best.keep(state, 1, 64)
-    candidate.keep(moved(state, 1.0), 2, 128)
-    best.take_from(candidate)
-    assert candidate.empty and (best.iteration, best.step) == (2, 128)
-    same(best.policy, (moved(state, 1.0).params, state.normalizer))
-
-
 def test_restored_state_keeps_its_environments_and_takes_the_rest(state: TrainState) -> None:
     own = Snapshot()
     own.keep(moved(state, 1.0), 1, 64)
@@ -93,8 +75,3 @@ def test_numbers_typed_on_resume_change_the_snapshots_too(state: TrainState) -> 
     found = again.load(saved, 9, origins, learning_rate=np.float32(0.5))
     assert float(found.tuning.learning_rate) == 0.5
     assert float(again.best._parts["tuning"].learning_rate) == 0.5
-
-
-def test_template_has_every_snapshot(state: TrainState) -> None:
-    shapes = snapshots.template(state)
-    assert all(set(getattr(shapes, name)) == set(shapes.last_good) for name in NAMES)

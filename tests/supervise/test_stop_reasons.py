@@ -9,7 +9,7 @@ import pytest
 from toys import tiny_config
 
 from rlstable.runner.summary import describe
-from rlstable.supervise.stop_reasons import StopReason, command, nothing_to_train, stays_ended
+from rlstable.supervise.stop_reasons import StopReason, nothing_to_train, stays_ended
 
 FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "last_return": 12.345, "seconds": 3.21}
 
@@ -39,30 +39,23 @@ def test_page_of_stop_reasons_has_every_reason_with_its_code() -> None:
 
 def test_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = dict(
-        describe(StopReason.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
-    )
+    folder = tmp_path / "runs" / "ant" / "1"
+    rows = dict(describe(StopReason.completed, FIELDS, folder, folder))
     assert rows["stop reason"] == "completed: all steps were trained"
     assert rows["return"] == "12.3, not confirmed (best single evaluation 20.0)"
     assert rows["run folder"] == "runs/ant/1"
     assert rows["resume"].endswith(" -m rlstable.train resume=runs/ant/1 total_steps=2000")
-    stopped = dict(
-        describe(StopReason.preempted, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
-    )
+    stopped = dict(describe(StopReason.preempted, FIELDS, folder, folder))
     assert stopped["resume"].endswith(" -m rlstable.train resume=runs/ant/1")  # to the end that was asked for
-    solved = dict(
-        describe(StopReason.target_reached, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
-    )
+    solved = dict(describe(StopReason.target_reached, FIELDS, folder, folder))
     assert solved["resume"].endswith(" resume=runs/ant/1 eval.target_return=null")  # or it would stop at once
     assert rows["load"] == 'rlstable.load_policy("runs/ant/1").act(obs)'
     assert rows["evaluate"].endswith("-m rlstable.evaluate run=runs/ant/1")
     assert rows["render"].endswith("-m rlstable.render run=runs/ant/1")
     assert "report" not in rows
-    (tmp_path / "runs" / "ant" / "1").mkdir(parents=True)
-    (tmp_path / "runs" / "ant" / "1" / "report.html").touch()
-    rows = dict(
-        describe(StopReason.completed, FIELDS, tmp_path / "runs" / "ant" / "1", tmp_path / "runs" / "ant" / "1")
-    )
+    folder.mkdir(parents=True)
+    (folder / "report.html").touch()
+    rows = dict(describe(StopReason.completed, FIELDS, folder, folder))
     assert rows["report"] == "runs/ant/1/report.html"
 
 
@@ -97,18 +90,6 @@ def test_ruined_policy_is_not_offered(tmp_path: Path) -> None:
     seeds = {seed: FIELDS | {"stop_reason": "completed"} for seed in (0, 1)}
     one = FIELDS | {"seeds": seeds, "warnings": [ruined | {"seed": 0}]}
     assert "load" in dict(describe(StopReason.completed, one, tmp_path, tmp_path / "seed-1"))
-
-
-def test_path_with_spaces_is_quoted_in_commands() -> None:
-    assert command("evaluate", Path("/my runs/ant"), "run=").endswith(" -m rlstable.evaluate 'run=/my runs/ant'")
-    assert command("evaluate", Path("/runs/ant"), "run=").endswith(" -m rlstable.evaluate run=/runs/ant")
-
-
-def test_summary_of_a_run_without_a_checkpoint_has_no_commands(tmp_path: Path) -> None:
-    none = FIELDS | {"return": None, "best_return": None, "last_return": None}
-    rows = dict(describe(StopReason.state_not_finite, none, tmp_path, None))
-    assert rows["return"] == "none"
-    assert not {"resume", "evaluate", "render", "load"} & set(rows)
 
 
 def test_summary_of_several_seeds_has_each_seed_and_commands_for_the_best(
