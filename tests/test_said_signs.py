@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NAME = "policy_steps_shortened"
 TEXT = (
     "the KL limiter has shortened the policy's steps to 1 of their length for 50 iterations; "
-    "lower ppo.learning_rate, the policy's has been about 0.003"
+    "lower ppo.learning_rate (ppo.desired_kl if its schedule is adaptive_kl)"
 )
 LINE = f"! step {3 * ITERATION}  sign {NAME}: {TEXT}"
 

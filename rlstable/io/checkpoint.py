@@ -110,7 +110,7 @@ class Checkpoints:
             number: Number of the checkpoint, greater than all before.
             state: Any tree of arrays, typed random keys included.
             policy: Nested dict of arrays with text keys.
-            host: JSON data.
+            host: JSON data, saved in the manifest.
             score: Score of the policy. A policy whose score is None or not finite is never best.
 
         Returns:
@@ -172,7 +172,7 @@ class Checkpoints:
         Args:
             template: Tree of arrays (also donated ones) or of `ShapeDtypeStruct` with a sharding, or a function from
                 the host data to that tree. NumPy arrays are restored as NumPy arrays.
-            number: Checkpoint to restore; None for the latest that can be read.
+            number: None for the latest that can be read.
 
         Raises:
             ConfigError: The checkpoint does not exist or does not fit the template, or none can be read.

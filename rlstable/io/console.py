@@ -46,13 +46,11 @@ class Console:
 
     Args:
         mode: `auto` colours the lines on a terminal.
-        total_steps: Environment steps of the whole run.
-        title: Name of the run, usually its environment; printed once, above everything else.
+        title: Printed once, above everything else.
         interval: Seconds between two lines of training; an evaluation always gets a line. Trips of one guard within the
             interval are summed up in one line.
         patience: Seconds between two "still running" lines.
-        stream: File to write to; None for standard output.
-        clock: Returns seconds; for tests.
+        stream: None for standard output.
     """
 
     def __init__(

@@ -54,14 +54,6 @@ class Wandb:
     After a rollback, smaller steps are logged at the largest step so far, because W&B drops decreasing steps. The
     metric `events/<kind>` counts events.
 
-    Args:
-        config: W&B settings; with mode=disabled the sink does nothing.
-        run_dir: The run folder, in which W&B creates `wandb/`.
-        run_config: The run's configuration, shown by W&B.
-        run_id: Id of the W&B run to continue; None for a new run.
-        on_event: Called as `on_event(kind, fields)` if the start fails.
-        timeout: Time limit in seconds for the start, and for the end.
-
     Attributes:
         run_id: Id to pass for a resume; None without a W&B run.
         url: Address of the run's page; None without one, as offline.

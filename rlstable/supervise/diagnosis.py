@@ -253,12 +253,7 @@ def _plain(value: float) -> str:
 
 
 class Signs:
-    """Detects signs of trouble and logs them.
-
-    Args:
-        config: The configuration.
-        event: Called as `event("sign", sign=..., text=..., value=...)`, and as `event("sign_recovered", sign=...)`.
-    """
+    """Detects signs of trouble, and calls `event("sign", sign, text, value)` and `event("sign_recovered", sign)`."""
 
     def __init__(self, config: Config, event: Callable[..., None]):
         self._config = config
@@ -266,14 +261,7 @@ class Signs:
         self._signs = signs_of(config) if config.logging.signs else []
 
     def record_iteration(self, memory: SignMemory, iteration: int, step: int, metrics: Row) -> None:
-        """Tests the metrics of a healthy iteration.
-
-        Args:
-            memory: Memory of the run's signs.
-            iteration: Number of the iteration, from 1.
-            step: Environment steps trained.
-            metrics: Metrics by name.
-        """
+        """Tests the metrics of a healthy iteration; `iteration` counts from 1."""
         if not self._signs:
             return
         episodes = metrics.get("training/episodes", memory.episodes)
@@ -285,7 +273,7 @@ class Signs:
         self._record(memory, step, _of_iteration(metrics, iteration, self._config), of_evaluations=False)
 
     def record_evaluation(self, memory: SignMemory, step: int, metrics: Row) -> None:
-        """Tests the metrics of an evaluation; arguments as for `record_iteration`."""
+        """Tests the metrics of an evaluation."""
         value = _number(metrics, "eval/episode_reward")
         if value is None or not self._signs:
             return
@@ -308,7 +296,7 @@ class Signs:
         while record.recent and record.recent[0] is None:
             record.recent.pop(0)
         if not record.recent and record.lasts:
-            record.lasts, record.recovered_step = False, step
+            record.recovered_step = step
             self._event("sign_recovered", sign=sign.name)
         hits = [number for number in record.recent if number is not None]
         mean = sum(hits) / max(len(hits), 1)
@@ -316,7 +304,6 @@ class Signs:
         if starts:
             shown = {**row, "mean": mean, "plain_mean": _plain(mean), "element": f"{mean - 1.0:.0f}"}
             record.log(step, f"{sign.sentence.format(**shown)}; {sign.remedy.format(**shown)}")
-            record.lasts = True
             self._event("sign", sign=sign.name, text=record.text, value=mean)
         if hit is not None and record.lasts:
             record.last_step = step
@@ -434,11 +421,7 @@ _NAMED = 2  # guards, and limiters, that are named
 def advice(cause: StopReason, attempts: Attempts, signs: Mapping[str, Mapping[str, Any]], tally: Tally) -> str:
     """Advice after a failed run: remedies that failed, the most active limiters, and settings that might help.
 
-    Args:
-        cause: The cause of the last failure.
-        attempts: Memory of recovery.
-        signs: Logged signs, `SignMemory.logged`.
-        tally: Counts of the run.
+    `signs` are the logged signs, `SignMemory.logged`.
     """
     tried = Counter(str(Remedy.model_validate(attempt["remedy"])) for attempt in attempts.recent)
     listed = ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in tried.items())

@@ -69,9 +69,7 @@ class Incidents:
 
     Args:
         run_dir: The run folder; the first incident makes the folder `incidents` in it.
-        config: The run's configuration.
         causes: Names of the flags of a slot, `guard/cause` each.
-        versions: Versions of the libraries.
         memory: Changed in place.
         event: Called as `event(kind, **fields)`: `incident` with `path`, `causes` and the `first` bad number, or
             `incident_failed` with `iteration` and `error`.
@@ -108,10 +106,10 @@ class Incidents:
 
         Args:
             slot: The slots of all devices, on the host.
-            iteration: The iteration, part of the folder name.
+            iteration: Part of the folder name.
             at: The iteration, rolled back iterations included.
             level: The precision of the iteration, keys of the section `precision`.
-            num_envs: Environments of the run, over all devices.
+            num_envs: Over all devices.
         """
         records = slot.record.take(np.arange(len(slot.record)))
         captured = sorted((int(records["clock"][device]), device) for device in np.flatnonzero(slot.taken))

@@ -66,10 +66,7 @@ def limit(device: Any, configured: float | None = None) -> int | None:
 
     On a GPU this is the share that XLA may use (`XLA_PYTHON_CLIENT_MEM_FRACTION`), on a CPU the memory of the container
     or of the machine.
-
-    Args:
-        device: A `jax.Device`.
-        configured: Configured limit in GiB, which takes precedence.
+    A `configured` limit in GiB takes precedence.
     """
     if configured is not None:
         return int(configured * 2**30)
@@ -83,11 +80,7 @@ def live(device: Any) -> int | None:
 
 
 def host_total(root: Path = Path("/")) -> int:
-    """Bytes of main memory that this process may use: of the machine, or the lowest limit of its control groups.
-
-    Args:
-        root: Folder with `proc` and `sys`.
-    """
+    """Bytes of main memory that this process may use: of the machine, or the lowest limit of its control groups."""
     import psutil
 
     return min([psutil.virtual_memory().total, *_group_limits(root)])
@@ -98,9 +91,7 @@ def require_states(config: Config, states: Any) -> None:
 
     No memory plan can divide them. The sizes are lower bounds, so a configuration that might fit passes.
 
-    Args:
-        config: With `supervise.memory.adapt=false` nothing is checked.
-        states: Shapes of the states of `ppo.num_envs` environments.
+    `states` are the shapes of `ppo.num_envs` environments. With `supervise.memory.adapt=false` nothing is checked.
 
     Raises:
         ConfigError: They are too large; the message has the largest number that could fit.

@@ -74,11 +74,8 @@ def _smaller_passes(config: Config, devices: int, factor: int) -> int | None:
 
 
 def _fewer_envs(config: Config, devices: int, factor: int) -> int | None:
-    return fewer_envs(config, max(config.ppo.num_envs // factor, min(devices, config.ppo.num_envs - 1)), devices)
-
-
-def fewer_envs(config: Config, at_most: int, devices: int) -> int | None:
     """The greatest number of environments that divides the batch and fits the devices; None if there is none."""
+    at_most = max(config.ppo.num_envs // factor, min(devices, config.ppo.num_envs - 1))
     for count in sorted(divisors(config.ppo.rows), reverse=True):
         if count <= at_most and count % devices == 0:
             try:

@@ -107,12 +107,16 @@ class SignRecord:
     """Memory of one sign; the steps and the count are those of its logged episodes of trouble."""
 
     recent: list[float | None] = dataclasses.field(default_factory=list)  # window of rows: number of a hit, or None
-    lasts: bool = False  # whether an episode was logged that has not ended
     count: int = 0
     first_step: int = 0
     last_step: int = 0
     text: str = ""
     recovered_step: int = 0  # 0 before the end
+
+    @property
+    def lasts(self) -> bool:
+        """Whether an episode was logged that has not ended."""
+        return self.count > 0 and not self.recovered_step
 
     def log(self, step: int, text: str) -> None:
         """Records that an episode of trouble is logged."""
@@ -150,9 +154,9 @@ class SignMemory:
     def end(self, name: str, step: int) -> bool:
         """Records that the trouble of a logged sign is over; returns False if there was none."""
         record = self.records.get(name)
-        if record is None or not record.count or record.recovered_step:
+        if record is None or not record.lasts:
             return False
-        record.lasts, record.recovered_step = False, step
+        record.recovered_step = step
         return True
 
     def add_training(self, mean_return: float, length: float) -> None:
