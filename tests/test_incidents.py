@@ -78,9 +78,7 @@ def test_incident_names_the_environment_step_and_cause(run: TrainingLoop) -> Non
     assert found.config == run.config
     assert 0 <= facts["environment"] < 8 and facts["device"] == 0 and facts["repeat"] == 0
     assert 0 <= facts["unroll"] < 2 and 0 <= facts["step"] < 4
-    assert facts["reward"] is None and facts["observation"][0] is None  # strict JSON has no NaN
-    assert all(isinstance(x, float) for x in facts["observation_before"] + facts["action"])
-    np.testing.assert_array_equal(np.float32(facts["action"]), found.arrays["after/pipeline_state/warm_start"])
+    np.testing.assert_array_equal(found.arrays["action"], found.arrays["after/pipeline_state/warm_start"])
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ from rlstable.supervise.bad_values import find_bad_numbers
 from rlstable.supervise.stop_reasons import command
 
 _FACTS, _ARRAYS = "incident.json", "arrays.npz"
-_MOST_NUMBERS = 1000  # per quantity in the JSON; larger arrays are only in `arrays.npz`
 _MOST_BAD = 20  # bad numbers in the JSON
 _NO_LIMITS = dict.fromkeys(name for name in QuarantineConfig.model_fields if name != "enabled")
 
@@ -145,29 +144,12 @@ class Incidents:
             "step": step,
             "repeat": repeat,
             "environment": int(index),
-            "action": _numbers(arrays["action"]),
-            "observation_before": _observation(arrays, "before/obs"),
-            "observation": _observation(arrays, "after/obs"),
-            "reward": float(after["reward"]),
-            "done": float(after["done"]),
-            "key": arrays["key"].tolist(),
             "seed": self._config.seed,
             "fault": self._config.fault.site,
             "versions": dict(self._versions),
             "config": self._config.model_dump(mode="json"),
         }
         return facts, arrays
-
-
-def _observation(arrays: Mapping[str, np.ndarray], path: str) -> Any:
-    if path in arrays:
-        return _numbers(arrays[path])
-    parts = {name.removeprefix(f"{path}/"): x for name, x in arrays.items() if name.startswith(f"{path}/")}
-    return {name: _numbers(x) for name, x in parts.items()}
-
-
-def _numbers(array: np.ndarray) -> Any:
-    return array.tolist() if array.size <= _MOST_NUMBERS else f"{array.size} numbers, see {_ARRAYS}"
 
 
 def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Path:

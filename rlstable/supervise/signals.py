@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed
-_STOP = (signal.SIGINT, signal.SIGTERM, *([] if _HANG_UP is None else [_HANG_UP]))
+_HANG_UP = signal.SIGHUP  # the terminal was closed
+_STOP = (signal.SIGINT, signal.SIGTERM, _HANG_UP)
 # Signals that schedulers send before the time limit; ignored unless another library, such as submitit, handles them.
-_REQUEUE = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+_REQUEUE = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Signals:
