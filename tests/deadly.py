@@ -18,18 +18,40 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
+from commands import ROOT, SMALLEST
+from quick_compile import environment as quick_environment
 
 from rlstable import train
 from rlstable.policy import evaluator
 from rlstable.runner import saving, seed_run, setup, stopping, supervisor
 
+TINY = [
+    *SMALLEST, "env.reset_pool_size=8", "resume=auto", "eval.num_evals=12", "checkpoint.every=2", "checkpoint.keep=100",
+    "logging.console=off",
+]  # fmt: skip
+Moment = dict[str, Any]
+
 _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir", "os.listdir")
+
+
+def start(run_dir: Path, args: Sequence[str], moment: Moment | None = None) -> subprocess.Popen[str]:
+    """Starts the command in another process; without a moment it is not killed."""
+    devices = next((arg.split("=")[1] for arg in args if arg.startswith("devices=")), "1")
+    environment = os.environ | quick_environment()
+    environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    environment["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, __file__, json.dumps(moment or {"at": "end"}), *TINY, *args, f"hydra.run.dir={run_dir}"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
 
 
 def die() -> None:
@@ -95,7 +117,7 @@ def alone(save: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def plant(moment: dict[str, Any]) -> None:
+def plant(moment: Moment) -> None:
     at, then = moment["at"], HOW[moment.get("how", "SIGKILL")]
     if at == "iteration" and then is run_out_of_memory:
         setup.Program.each = counted(setup.Program.each, moment["n"], True, then)

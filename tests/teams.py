@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deadly import ROOT, TINY
 from quick_compile import environment as quick_environment
-from test_kills import ROOT, TINY
 
 # Longest time of a start and a short run; a test that hangs fails.
 _PATIENCE = 240.0

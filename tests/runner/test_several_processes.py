@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deadly import ROOT, TINY
 from quick_compile import environment as quick_environment
+from saved import checkpoints, require_same, rows
 from teams import Team, free_port, without_cluster
-from test_kills import ROOT, TINY, checkpoints, require_same, rows
 
 from rlstable.io.run_folder import read_result, steps_in
 

@@ -1,0 +1,102 @@
+"""Runs with too little memory divide the work and compute the same numbers, or end by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from running import ITERATION, OFF, train
+from saved import checkpoint, events, result, rows
+
+from rlstable.runner.setup import Program
+from rlstable.supervise.stop_reasons import StopReason
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+REFUSED = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes."
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, iterations: list[int] | None, message: str = REFUSED) -> None:
+    """The device raises an error in these iterations, once each, or in all."""
+    each = Program.each
+
+    def failing(self: Program, states: Any) -> Any:
+        iteration = int(states[0].counters.iterations)
+        if iterations is None or iteration in iterations:
+            if iterations is not None:
+                iterations.remove(iteration)
+            jax.tree.map(lambda leaf: leaf.delete(), states)  # they were donated
+            raise jax.errors.JaxRuntimeError(message)
+        return each(self, states)
+
+    monkeypatch.setattr(Program, "each", failing)
+
+
+def plans(folder: Path) -> list[tuple[int, str]]:
+    return [(event["step"] // ITERATION, event["plan"]) for event in events(folder, "memory_planned")]
+
+
+@pytest.mark.parametrize("iteration", [0, 2])
+def test_run_continues_with_smaller_parts_after_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iteration: int
+) -> None:
+    """All iterations are saved, so nothing is lost, and it does not count as an attempt of recovery."""
+    fail(monkeypatch, [iteration])
+    assert train(tmp_path, recovery={}).stop_reason is StopReason.completed
+    assert plans(tmp_path) == [(iteration, "gradient_accumulation 2")]
+    assert result(tmp_path).get("rollbacks", 0) == 0
+    assert [row["step"] for row in rows(tmp_path)] == [ITERATION * n for n in range(1, 9)]
+    train(tmp_path, recovery={}, resume="auto", total_steps=9 * ITERATION)
+    assert len(plans(tmp_path)) == 1 and checkpoint(tmp_path)[1]["plan"]["gradient_accumulation"] == 2
+
+
+def test_device_that_always_refuses_memory_gets_fewer_environments_until_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(monkeypatch, None)
+    assert train(tmp_path, recovery={}).stop_reason is StopReason.out_of_memory
+    assert plans(tmp_path)[-1][1].endswith("num_envs 1")
+
+
+def test_out_of_memory_without_a_kept_state_ends_the_run_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(monkeypatch, [2])
+    done = train(tmp_path)
+    assert (done.stop_reason, done.step) == (StopReason.out_of_memory, 2 * ITERATION)
+    assert "supervise.recovery.enabled=true" in result(tmp_path)["advice"]
+
+
+def test_other_errors_of_the_device_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, None, "INTERNAL: the device is on fire")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
+        train(tmp_path)
+
+
+@pytest.mark.slow
+def test_advice_names_a_limit_under_which_the_divided_run_computes_the_same(tmp_path: Path) -> None:
+    """Layers that are wide compared with the batch: what cannot be divided is a fifth."""
+    wide = {"policy_hidden_layer_sizes": [128] * 4, "value_hidden_layer_sizes": [128] * 4}
+    ppo = {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 16}
+
+    def run(name: str, limit: float | None) -> StopReason:
+        supervise = {"memory": {"limit_gib": limit}, "ladder": OFF, "incident": OFF}
+        own = {"total_steps": 512 * 2 * 16, "network": wide, "ppo": ppo, "supervise": supervise}
+        return train(tmp_path / name, **own).stop_reason
+
+    assert run("impossible", 1e-4) is StopReason.out_of_memory
+    advice = result(tmp_path / "impossible")["advice"]
+    (enough,) = re.findall(r"a limit of ([\d.e-]+) GiB would be enough", advice)
+    assert run("divided", 1.5 * float(enough)) is run("whole", None) is StopReason.completed
+    (_, planned) = plans(tmp_path / "divided")[-1]
+    assert "gradient_accumulation" in planned
+    ours, theirs = (rows(tmp_path / name)[0] for name in ("divided", "whole"))
+    for name in ("training/total_loss", "training/policy_loss", "training/v_loss", "training/grad_norm"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-6), name
+    arrays = checkpoint(tmp_path / "whole")[0]
+    for path, array in checkpoint(tmp_path / "divided")[0].items():
+        if path.startswith("params"):
+            np.testing.assert_allclose(array, arrays[path], rtol=1e-3, atol=1e-5)
