@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,14 +22,10 @@ from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
 from rlstable.faults import SITES
 from rlstable.guards.env import env_guards
-from rlstable.io.checkpoint import Checkpoints
-from rlstable.policy import load_policy
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.loop import TrainingLoop
-from rlstable.runner.result import Result
-from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NEVER = 1_000  # an iteration that no test reaches
@@ -66,12 +61,11 @@ class Program:
 
     ppo: PPO
     state: TrainState
-    devices: int
     call: Callable[[TrainState], tuple[TrainState, Metrics]]
 
     def run(self, fault: FaultConfig, iterations: int = TOTAL) -> list[tuple[TrainState, Metrics]]:
         """State and metrics after each iteration with a fault."""
-        state = placed(dataclasses.replace(self.state, fault=faults.as_data(fault)), self.devices)
+        state = placed(dataclasses.replace(self.state, fault=faults.as_data(fault)))
         return self.run_from(state, iterations)
 
     def run_from(self, state: TrainState, iterations: int) -> list[tuple[TrainState, Metrics]]:
@@ -103,10 +97,10 @@ def armed(config: Config, env: Any) -> tuple[PPO, TrainState]:
     return ppo, faults.armed_state(init_state(ppo, jax.random.PRNGKey(config.seed + 2), env_state, pool), config.fault)
 
 
-def program(guards: dict[str, Any], devices: int = 1) -> Program:
+def program(guards: dict[str, Any]) -> Program:
     ppo, state = armed(tiny_config(guards=guards, fault={"site": "warm_start", "start": NEVER}), Solver())
-    state = placed(state, devices)
-    return Program(ppo, state, devices, compiled(ppo, devices).lower(state).compile())
+    state = placed(state)
+    return Program(ppo, state, compiled(ppo).lower(state).compile())
 
 
 @pytest.fixture(scope="module")
@@ -280,24 +274,6 @@ def test_guards_reject_bad_resets() -> None:
     assert (np.isnan(states.pipeline_state.q[:, 0]) == bad).all()
 
 
-@pytest.mark.slow
-def test_fault_is_the_same_on_every_device() -> None:
-    own = program({}, devices=8)
-    guards = {
-        "physics": {"quarantine.physics"},
-        "gradient": {"finite_update.gradient"},
-        "critic": set(),
-        "normalizer": set(),
-    }
-    for site, expected in guards.items():
-        history = own.run(window(site))
-        for index, (state, metrics) in enumerate(history):
-            for leaf in jax.tree.leaves((learnt(state), state.tuning, state.guard_memory, metrics)):
-                assert len({np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards}) == 1
-            assert set(own.trips(metrics)) == (expected if START <= index < START + LENGTH else set())
-        assert finite(learnt(history[-1][0]))
-
-
 # --- collapses: finite faults of the training state ----------------------------------------------------------
 
 
@@ -305,20 +281,14 @@ def collapse(site: str, **changes: Any) -> FaultConfig:
     return FaultConfig(site=site, start=START, iterations=1, **changes)
 
 
-def idle(own: Program) -> Program:
-    """The same program at a learning rate of 0, so that only a fault changes the parameters."""
-    tuning = dataclasses.replace(own.state.tuning, learning_rate=jnp.zeros(()))
-    return dataclasses.replace(own, state=placed(dataclasses.replace(own.state, tuning=tuning), own.devices))
-
-
-@pytest.mark.parametrize("guards", ["guarded", "unguarded"])
 @pytest.mark.parametrize("value", [None, 7.0])
-def test_critic_fault_replaces_value_parameters_by_noise_of_their_size(
-    guards: str, value: float | None, request: pytest.FixtureRequest
-) -> None:
-    history = idle(request.getfixturevalue(guards)).run(collapse("critic", value=value))
+def test_critic_fault_replaces_value_parameters_by_noise_of_their_size(value: float | None, guarded: Program) -> None:
+    """At a learning rate of 0, so that only the fault changes the parameters."""
+    tuning = dataclasses.replace(guarded.state.tuning, learning_rate=jnp.zeros(()))
+    idle = dataclasses.replace(guarded, state=placed(dataclasses.replace(guarded.state, tuning=tuning)))
+    history = idle.run(collapse("critic", value=value))
     params = [jax.tree.map(lambda x: x + 0.0, jax.device_get(state.params)) for state, _ in history]  # -0.0 is 0.0
-    assert same(params[START - 1]["value"], idle(request.getfixturevalue(guards)).state.params["value"])
+    assert same(params[START - 1]["value"], idle.state.params["value"])
     assert same(params[START]["value"], params[-1]["value"])
     assert all(same(own["policy"], params[0]["policy"]) for own in params)
     key = jax.random.fold_in(history[START - 1][0].key, SITES.index("critic"))
@@ -330,16 +300,14 @@ def test_critic_fault_replaces_value_parameters_by_noise_of_their_size(
     assert any(new.any() for new in after)
 
 
-@pytest.mark.parametrize("guards", ["guarded", "unguarded"])
 @pytest.mark.parametrize("value", [None, 2.0])
 def test_normalizer_fault_moves_the_statistics_before_the_iteration_collects(
-    guards: str, value: float | None, request: pytest.FixtureRequest
+    value: float | None, unguarded: Program
 ) -> None:
     """The iteration with the fault equals an iteration from statistics that the test moved."""
-    own: Program = request.getfixturevalue(guards)
-    never, number = faults.as_data(FaultConfig(site="physics", start=NEVER)), np.float32(value or 5.0)
-    history = own.run(collapse("normalizer", value=value), START + 1)
-    state = own.run(FaultConfig(site="physics", start=NEVER), START)[-1][0]
+    never, number = FaultConfig(site="physics", start=NEVER), np.float32(value or 5.0)
+    struck = unguarded.run(collapse("normalizer", value=value), START + 1)[-1][0]
+    state = unguarded.run(never, START)[-1][0]
     before = jax.device_get(state.normalizer)
     moved = dataclasses.replace(
         before,
@@ -347,117 +315,42 @@ def test_normalizer_fault_moves_the_statistics_before_the_iteration_collects(
         variance=before.variance * np.square(number),
         std=before.std * number,
     )
-    state, _ = own.run_from(placed(dataclasses.replace(state, normalizer=moved, fault=never)), 1)[-1]
-    for a, b in zip(jax.tree.leaves(learnt(state)), jax.tree.leaves(learnt(history[-1][0])), strict=True):
+    moved = placed(dataclasses.replace(state, normalizer=moved, fault=faults.as_data(never)))
+    expected = unguarded.run_from(moved, 1)[-1][0]
+    for a, b in zip(jax.tree.leaves(learnt(struck)), jax.tree.leaves(learnt(expected)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    after = jax.device_get(history[-1][0].normalizer)
-    clean = jax.device_get(own.run(FaultConfig(site="physics", start=NEVER), START + 1)[-1][0].normalizer)
-    # The limiter may take in the next batch in part only, of which the rest counts as not seen.
-    assert int(after.count) <= int(clean.count) if guards == "guarded" else int(after.count) == int(clean.count)
-    assert (after.std > 1.2 * clean.std).all() and (after.mean > clean.mean + 0.5 * clean.std).all()
 
 
 @pytest.mark.parametrize("site", COLLAPSES)
-@pytest.mark.parametrize("guards", ["guarded", "unguarded"])
 def test_collapse_that_does_not_strike_leaves_every_bit_unchanged(
-    site: str, guards: str, request: pytest.FixtureRequest
+    site: str, guarded: Program, clean: list[tuple[TrainState, Metrics]]
 ) -> None:
     """Outside its iterations, with probability 0, and for another seed than `fault.seed`."""
-    own: Program = request.getfixturevalue(guards)
-    free = own.run(FaultConfig(site="physics", start=NEVER))
     spared = collapse(site, seed=1).of_seed(0)
     for fault in (collapse(site, probability=0.0), FaultConfig(site=site, start=NEVER), spared):
-        assert same(learnt(own.run(fault)[-1][0]), learnt(free[-1][0]))
-    struck = own.run(collapse(site, seed=1).of_seed(1))
-    assert same(learnt(struck[START - 1][0]), learnt(free[START - 1][0]))
-    assert not same(learnt(struck[START][0]), learnt(free[START][0]))
+        assert same(learnt(guarded.run(fault)[-1][0]), learnt(clean[-1][0]))
+    struck = guarded.run(collapse(site, seed=1).of_seed(1))
+    assert same(learnt(struck[START - 1][0]), learnt(clean[START - 1][0]))
+    assert not same(learnt(struck[START][0]), learnt(clean[START][0]))
 
 
 @pytest.mark.parametrize("site", COLLAPSES)
-@pytest.mark.parametrize("undone", [1, 2])
-def test_rollback_does_not_repeat_a_collapse(site: str, undone: int, guarded: Program) -> None:
-    """After a rollback of every iteration since the fault, the same iterations have no fault."""
-    fault = collapse(site)
-    good = (
-        guarded.run(fault, START + 1 - undone)[-1][0]
-        if undone <= START
-        else placed(dataclasses.replace(guarded.state, fault=faults.as_data(fault)))
-    )
-    state = faults.after_rollback(good, undone)
-    healthy = placed(
-        dataclasses.replace(jax.device_get(state), fault=faults.as_data(FaultConfig(site="physics", start=NEVER)))
-    )
+def test_rollback_does_not_repeat_a_collapse(site: str, guarded: Program) -> None:
+    """After a rollback of the iteration of the fault, it has no fault."""
+    state = faults.after_rollback(guarded.run(collapse(site), START)[-1][0], 1)
+    healthy = faults.as_data(FaultConfig(site="physics", start=NEVER))
+    healthy = placed(dataclasses.replace(jax.device_get(state), fault=healthy))
     ours, theirs = guarded.run_from(state, 2)[-1][0], guarded.run_from(healthy, 2)[-1][0]
     assert same(learnt(ours), learnt(theirs))
 
 
-# --- faults in a whole run -----------------------------------------------------------------------------------
-
-
-def quick(**sections: Any) -> Config:
-    defaults: dict[str, Any] = {
-        "guards": {}, "devices": 1, "total_steps": 4 * STEPS, "logging": {"console": "off"},
-        "eval": {"num_evals": 1, "num_envs": 16}, "checkpoint": {"every": 1, "keep": 4},
-    }  # fmt: skip
-    return tiny_config(**defaults | sections)
-
-
-def finish(folder: Path, **sections: Any) -> tuple[TrainingLoop, Result, list[dict[str, Any]]]:
-    runner = TrainingLoop(quick(**sections), folder)
-    result = runner.run()
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return runner, result, events
-
-
-def test_full_disk_loses_checkpoints_and_the_run_continues(tmp_path: Path) -> None:
-    runner, result, events = finish(tmp_path, fault={"site": "disk", "start": 2})
-    assert result.stop_reason is StopReason.not_saved
-    failed = [event for event in events if event["kind"] == "checkpoint_failed"]
-    assert [event["iteration"] for event in failed] == [3, 4, 4]  # the last save is tried again at the end
-    assert all("No space left on device" in event["error"] for event in failed)
-    assert finite(learnt(runner.single.state))
-    with Checkpoints(tmp_path, runner.config.checkpoint) as checkpoints:
-        assert checkpoints.all() == [1, 2]
-        restored, host = checkpoints.restore(runner.single.state)
-    assert int(restored.counters.iterations) == host["host"]["iteration"] == 2
-    assert finite(learnt(restored))
-    assert finite(load_policy(tmp_path).act(np.zeros(4, np.float32)))
-
-
-def test_failing_logger_is_logged_once_and_the_run_completes(tmp_path: Path) -> None:
-    _, result, events = finish(tmp_path, fault={"site": "sinks", "start": 1})
-    assert result.stop_reason is StopReason.completed
-    assert [event["kind"] for event in events if event["kind"].endswith("_failed")] == ["sink_failed"]
-    assert "the service does not answer" in json.dumps(events)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
-    assert load_policy(tmp_path, "latest").host["host"]["iteration"] == 4
-
-
-def test_normalizer_fault_needs_a_normalizer() -> None:
-    ppo = {"normalize_observations": False}
-    with pytest.raises(ConfigError, match=re.escape("fault.site: normalizer needs ppo.normalize_observations=true")):
-        quick(fault={"site": "normalizer"}, ppo=ppo)
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_evaluation_has_the_fault_only_if_configured(enabled: bool, tmp_path: Path) -> None:
-    fault = {"site": "observation", "probability": 0.05, "eval": enabled}
-    _, result, events = finish(tmp_path, fault=fault)
-    assert any(event["kind"] == "guard_tripped" and event["guard"] == "quarantine" for event in events)
-    share = result.metrics["eval/aborted_share"]
-    assert share is not None
-    assert (0.0 < share < 1.0) if enabled else share == 0.0
-
-
-def test_warm_start_fault_needs_an_environment_of_mujoco(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape("fault.site: warm_start needs an environment of MuJoCo's")):
-        TrainingLoop(quick(fault={"site": "warm_start"}), tmp_path)
-
-
-def test_run_without_a_fault_has_neither_a_faulty_ppo_nor_a_faulty_environment(tmp_path: Path) -> None:
-    runner = TrainingLoop(quick(), tmp_path)
-    runner.single.checkpoints.close()
-    runner.single.log.logbook.close()
-    assert type(runner.single.programs.setup.ppo) is PPO
-    assert type(runner.single.programs.setup.ppo.env.env) is PointMass
-    assert runner.single.state.fault is None
+@pytest.mark.parametrize(
+    ("fault", "ppo", "message"),
+    [
+        ("normalizer", {"normalize_observations": False}, "normalizer needs ppo.normalize_observations=true"),
+        ("warm_start", {}, "warm_start needs an environment of MuJoCo's"),
+    ],
+)
+def test_fault_that_cannot_strike_is_one_line(tmp_path: Path, fault: str, ppo: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"fault.site: {message}")):
+        TrainingLoop(tiny_config(guards={}, fault={"site": fault}, ppo=ppo), tmp_path)
