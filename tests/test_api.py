@@ -12,6 +12,7 @@ from toys import TINY
 
 import rlstable
 from rlstable.brax_ppo.calls import absolute
+from rlstable.brax_ppo.training import absolute
 from rlstable.cli import command
 from rlstable.cli.compose import compose
 from rlstable.config.overrides import literal
@@ -22,48 +23,33 @@ from rlstable.policy.saved_run import open_run
 from rlstable.render.__main__ import RenderOptions
 from rlstable.report.__main__ import ReportOptions
 from rlstable.report.run_record import read_records
-from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 
-def test_fit_trains_and_returns_everything(tmp_path: Path) -> None:
+SMALL: dict[str, Any] = {
+    "devices": 1, "logging": "quiet", "env": "toys:PointMass",
+    "ppo": {"num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 1, "unroll_length": 4},
+    "network": {"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": [8]},
+    "eval": {"num_evals": 1, "num_envs": 2},
+}  # fmt: skip
+
+
+def test_fit_trains_returns_everything_and_resumes_with_the_saved_configuration(tmp_path: Path) -> None:
     rows: list[int] = []
     result = rlstable.fit(
-        "toys:PointMass",
-        run_dir=tmp_path,
-        total_steps=128,
-        guards="strict",
-        devices=1,
-        ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 1, "unroll_length": 4},
-        network={"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": [8]},
-        eval={"num_evals": 1, "num_envs": 2, "env_kwargs": {"bound": 2.0}},
-        overrides=["env.episode_length=12", "logging=quiet"],
-        callback=lambda step, row: rows.append(step),
-    )
+        **SMALL | {"eval": {"num_evals": 1, "num_envs": 2, "env_kwargs": {"bound": 2.0}}},
+        run_dir=tmp_path / "run", total_steps=128, guards="strict",
+        overrides=["env.episode_length=12", "ppo.discounting=0.5"], callback=lambda step, row: rows.append(step),
+    )  # fmt: skip
     assert result.stop_reason is StopReason.completed
     assert rows == [64, 128]
-    assert result.run_dir == tmp_path
+    assert result.run_dir == tmp_path / "run"
     assert result.policy.act(np.zeros(4)).shape == (2,)
     assert result.history[-1]["eval/episode_reward"] == result.metrics["eval/episode_reward"]
-
-
-def test_fit_resumes_with_the_saved_configuration(tmp_path: Path) -> None:
-    small = ["logging=quiet", "env.episode_length=12", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2"]
-    first = rlstable.fit(
-        "toys:PointMass",
-        run_dir=tmp_path / "run",
-        total_steps=160,
-        devices=1,
-        ppo={"discounting": 0.5, "unroll_length": 10, "num_updates_per_batch": 1},
-        network={"policy_hidden_layer_sizes": [8], "value_hidden_layer_sizes": [8]},
-        eval={"num_evals": 0},
-        overrides=small,
-    )
-    assert first.step == 160
-    again = rlstable.fit(resume=str(tmp_path / "run"), total_steps=320)
-    assert (again.step, again.run_dir) == (320, tmp_path / "run")
+    again = rlstable.fit(resume=str(tmp_path / "run"), total_steps=192)
+    assert (again.step, again.run_dir) == (192, tmp_path / "run")
     assert "discounting: 0.5" in (tmp_path / "run" / "config.yaml").read_text()
 
 
@@ -72,18 +58,8 @@ def test_environment_in_the_docs_can_be_trained(tmp_path: Path, monkeypatch: pyt
     (code,) = re.findall(r"```python\n(# point.py.*?)```", page, re.S)
     (tmp_path / "point.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    result = rlstable.fit(
-        "point:Point",
-        run_dir=tmp_path / "run",
-        total_steps=64,
-        devices=1,
-        ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 1, "num_updates_per_batch": 1, "unroll_length": 4},
-        network={"policy_hidden_layer_sizes": [8], "value_hidden_layer_sizes": [8]},
-        overrides=[
-            *("logging=quiet", "eval.num_envs=2", "eval.num_evals=1"),
-            *("env.kwargs={step_size: 0.05}", "env.episode_length=10"),
-        ],
-    )
+    own = ["env.kwargs={step_size: 0.05}", "env.episode_length=10"]
+    result = rlstable.fit(**SMALL | {"env": "point:Point"}, run_dir=tmp_path / "run", total_steps=64, overrides=own)
     assert result.stop_reason is StopReason.completed
     assert -20.0 < result.metrics["eval/episode_reward"] < 0.0
     assert result.metrics["eval/aborted_share"] == 0.0
@@ -135,31 +111,13 @@ def test_recipe_of_a_custom_class_is_the_default_or_the_chosen_one() -> None:
     assert compose(["env=fast", *own, "ppo=fast"]).ppo == compose(["env=fast"]).ppo
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        3,
-        2.5,
-        1e-7,
-        "ant",
-        "a b, c",
-        "it's",
-        [1, 2],
-        {"a": 1, "b": [True, None]},
-        "",
-        "a=b",
-        "1e3",
-        "NaN",
-        "null",
-        "a/b-c.d",
-        np.float64(1e-3),
-        np.int64(3),
-        np.True_,
-        np.array([[1, 2], [3, 4]]),
-    ],
-)
+VALUES = [
+    None, True, 3, 2.5, 1e-7, "ant", "a b, c", "it's", [1, 2], {"a": 1, "b": [True, None]}, "", "a=b", "1e3", "NaN",
+    "null", "a/b-c.d", np.float64(1e-3), np.int64(3), np.True_, np.array([[1, 2], [3, 4]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES)
 def test_values_passed_to_fit_survive_as_overrides(value: Any) -> None:
     config = compose(["env=ant", "env.kwargs={value: " + literal(value) + "}"])
     expected = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
@@ -172,9 +130,3 @@ def test_all_public_names_exist_and_unknown_names_are_an_error() -> None:
     assert set(rlstable.__all__) == set(dir(rlstable))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = rlstable.nonsense
-
-
-def test_result_warns_about_the_old_name_of_its_stop_reason(tmp_path: Path) -> None:
-    result = Result(StopReason.completed, tmp_path, 0, {}, [])
-    with pytest.warns(DeprecationWarning, match=r"Result\.ending was renamed to Result\.stop_reason"):
-        assert result.ending is StopReason.completed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -9,24 +10,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import SMALLEST, exit_code
 
 from rlstable.compilation import sources
 from rlstable.doctor import __main__ as doctor
 from rlstable.doctor.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
-TOY = [
-    "env=import", "ppo=default", "env.name=toys:PointMass", "devices=1", "ppo.num_envs=8", "ppo.batch_size=8",
-    "ppo.num_minibatches=2",
-    "ppo.unroll_length=4", "guards=off",
-    "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
-]  # fmt: skip
+TOY = [*SMALLEST, "devices=1", "guards=off"]
 
 
-def run(*args: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(list(args))
-    return int(caught.value.code or 0)
+run = functools.partial(exit_code, main)
 
 
 def test_doctor_prints_a_readable_report(capsys: pytest.CaptureFixture[str]) -> None:

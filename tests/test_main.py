@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import tomllib
@@ -9,22 +10,15 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from commands import ROOT, exit_code
 
 from rlstable import __main__ as rlstable
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def exit_code(*words: str) -> int:
-    try:
-        rlstable.main(words)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+main = functools.partial(exit_code, rlstable.main)
 
 
 def test_listing_has_one_line_per_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code() == 0
+    assert main() == 0
     lines = capsys.readouterr().out.splitlines()
     listed = [line.split()[0] for line in lines if line.startswith("  ")]
     assert listed == [
@@ -48,7 +42,7 @@ def test_listing_has_one_line_per_command(capsys: pytest.CaptureFixture[str]) ->
 def test_unknown_command_is_one_line_and_exit_code_2(
     typed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code(typed) == 2
+    assert main(typed) == 2
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", f"rlstable: {message}\n")
 
@@ -68,11 +62,10 @@ def test_words_after_the_command_are_its_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["rlstable"])  # is restored after the test
-    assert exit_code("train", "lr=1e-3") == 2
-    assert exit_code("evaluate", "run=nowhere", "episods=3") == 2
-    assert exit_code("sweep-report", "nowhere") == 2
-    assert exit_code("sweep-report") == 2
+    assert main("train", "lr=1e-3") == 2
+    assert main("evaluate", "run=nowhere", "episods=3") == 2
+    assert main("sweep-report", "nowhere") == 2
+    assert main("sweep-report") == 2
     assert capsys.readouterr().err.splitlines() == [
         "rlstable: lr: unknown key; did you mean ppo.learning_rate?",
         "rlstable: episods: unknown key; did you mean episodes?",

@@ -10,19 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT, SMALLEST
 
 from rlstable.cli.compose import compose
 from rlstable.config.extras import install
 from rlstable.io.run_folder import write_config
 from rlstable.train import WORST_SCORE
 
-TESTS = Path(__file__).resolve().parent
-TINY = [
-    "env=import", "ppo=default", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=128",
-    "eval.num_evals=1", "eval.num_envs=2", "logging=quiet",
-    "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
-    "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
-]  # fmt: skip
+TINY = [*SMALLEST, "devices=1", "total_steps=128", "eval.num_evals=1", "logging=quiet"]
 
 
 def needs(module: str, extra: str) -> pytest.MarkDecorator:
@@ -32,7 +27,7 @@ def needs(module: str, extra: str) -> pytest.MarkDecorator:
 
 def sweep(folder: Path, *words: str) -> tuple[int, str, list[dict[str, object]]]:
     """Runs a sweep; returns its exit code, its output and the results of its jobs."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     command = [sys.executable, "-m", "rlstable.train", "-m", *TINY, f"hydra.sweep.dir={folder}", *words]
     done = subprocess.run(command, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=600)
     paths = sorted(folder.glob("*/result.json"), key=lambda path: int(path.parent.name))
