@@ -65,16 +65,6 @@ def test_auto_takes_c_mujoco_unless_an_implementation_of_mjx_is_chosen() -> None
     assert load(task("CartpoleBalance")).backend == "mjx"
 
 
-def test_only_this_object_has_native_physics() -> None:
-    """Playground's own classes and modules are unchanged, and a copy of the object is native too."""
-    env = load(task("CartpoleBalance", backend="native")).env
-    other = load(task("CartpoleBalance", backend="mjx")).env
-    key = jax.random.PRNGKey(0)
-    assert isinstance(jax.eval_shape(other.reset, key).data, mjx.Data)
-    assert not isinstance(jax.eval_shape(env.reset, key).data, mjx.Data)
-    assert isinstance(env, type(other)) and type(env).__module__ == type(other).__module__
-
-
 def test_task_that_steps_in_another_way_is_refused_and_auto_takes_mjx(monkeypatch: pytest.MonkeyPatch) -> None:
     cartpole = sys.modules["mujoco_playground._src.dm_control_suite.cartpole"]
 

@@ -7,32 +7,28 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("mujoco_playground")
 
-from commands import exit_code
+from commands import ROOT, SIZES, exit_code
 from quick_compile import environment as quick_environment
+from saved import events, rows
 
 import rlstable
 from rlstable.evaluate import main as evaluate
-from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
 from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
-ROOT = Path(__file__).resolve().parents[2]
 TASK = "CartpoleBalance"
 TINY = [
-    "env.episode_length=20", "env.reset_pool_size=8", "devices=1", "total_steps=128",
-    "eval.num_evals=1", "eval.at_start=false", "eval.num_envs=4",
-    "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=1", "ppo.unroll_length=4",
-    "ppo.num_resets_per_eval=0", "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]",
+    *SIZES, "env.episode_length=20", "env.reset_pool_size=8", "devices=1", "total_steps=128", "eval.num_envs=4",
+    "eval.num_evals=1", "eval.at_start=false", "ppo.num_updates_per_batch=1", "ppo.num_resets_per_eval=0",
     "guards.value_loss.enabled=false", "guards.policy.enabled=false", "logging=quiet",
 ]  # fmt: skip
 
@@ -49,16 +45,11 @@ def folder(result: Result) -> Path:
     return result.run_dir
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-
-
 def test_fit_trains_a_task_by_name(result: Result) -> None:
     assert (result.stop_reason, result.step) == (StopReason.completed, 128)
     assert 0.0 < result.metrics["eval/episode_reward"] <= 20.0
     assert result.metrics["eval/avg_episode_length"] == 20.0
-    tripped = [event for event in events(result.run_dir) if event["kind"] == "guard_tripped"]
-    assert {event["guard"] for event in tripped} == {"quarantine"}
+    assert {event["guard"] for event in events(result.run_dir, "guard_tripped")} == {"quarantine"}
     assert result.policy.act(np.zeros(5)).shape == (1,)
 
 
@@ -70,22 +61,9 @@ def test_evaluate_and_report_read_the_run(folder: Path, capsys: pytest.CaptureFi
     assert TASK in (folder / "report.html").read_text()
 
 
-@pytest.mark.slow
-def test_incident_is_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (incident,) = [event for event in events(folder) if event["kind"] == "incident"][:1]
-    assert exit_code(replay, str(Path(incident["path"])), "--json") == 0
-    assert json.loads(capsys.readouterr().out)
-
-
 def test_resumed_run_goes_on_with_the_same_task(result: Result) -> None:
     again = rlstable.fit(resume=str(result.run_dir), total_steps=192)
     assert (again.stop_reason, again.step) == (StopReason.completed, 192)
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    apart = ("time", "sps", "walltime", "memory", "timing")
-    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in row.items() if not any(word in key for word in apart)} for row in rows]
 
 
 def train(folder: Path, cache: Path) -> None:
@@ -102,4 +80,4 @@ def test_second_start_traces_nothing(tmp_path: Path) -> None:
         train(tmp_path / name, tmp_path)
         written.append({path.name: path.read_bytes() for path in tmp_path.rglob("traced-*/*")})
     assert len(written[0]) == 4 and written[0] == written[1]
-    assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "second") != []
+    assert rows(tmp_path / "first") == rows(tmp_path / "second") != []

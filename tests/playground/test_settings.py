@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 playground_package = pytest.importorskip("mujoco_playground")
 
+from commands import typed
 from mujoco_playground.config import dm_control_suite_params, locomotion_params, manipulation_params
 
 from rlstable.cli import playground
@@ -33,16 +33,6 @@ SUITES = {
 TASKS = [(name, published) for suite, published in SUITES.items() for name in suite.ALL_ENVS]
 
 
-def type_command(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
-    """Types the command in this process; gives its exit code."""
-    monkeypatch.setattr(sys, "argv", ["rlstable.train", *words])
-    try:
-        main()
-    except SystemExit as ended:
-        return ended.code
-    return None
-
-
 def test_task_trains_with_playgrounds_settings() -> None:
     config = compose(CARTPOLE)
     ppo = config.ppo
@@ -55,12 +45,6 @@ def test_task_trains_with_playgrounds_settings() -> None:
     assert config.network == compose([]).network.model_copy(
         update={"policy_hidden_layer_sizes": (32,) * 4, "value_hidden_layer_sizes": (256,) * 5}
     )
-
-
-def test_network_is_that_of_the_task() -> None:
-    network, ppo = compose(GO1).network, compose(GO1).ppo
-    assert (network.policy_hidden_layer_sizes, network.value_hidden_layer_sizes) == ((512, 256, 128),) * 2
-    assert (network.policy_obs_key, network.value_obs_key, ppo.max_grad_norm) == ("state", "privileged_state", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +101,7 @@ def test_mistake_is_one_line_and_leaves_no_folder(
 ) -> None:
     words, said = MISTAKES[mistake]
     monkeypatch.chdir(tmp_path)
-    assert type_command(monkeypatch, *words) == 2
+    assert typed(main, *words) == 2
     printed = capsys.readouterr()
     [line] = printed.err.splitlines()
     assert line.startswith(f"rlstable: {said}") and printed.out == ""
