@@ -12,7 +12,6 @@ from toys import TINY
 
 import rlstable
 from rlstable.brax_ppo.calls import absolute
-from rlstable.brax_ppo.training import absolute
 from rlstable.cli import command
 from rlstable.cli.compose import compose
 from rlstable.config.overrides import literal
