@@ -41,13 +41,6 @@ class Probe:
         return State(physics, position[None], reward, done, {}, info)
 
 
-class ConstantReward(Probe):
-    """Always 1: V = 1."""
-
-    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
-        return jnp.ones(())
-
-
 class ObservationReward(Probe):
     """The reward is the observation, -1 or 1: V(o) = o."""
 
@@ -56,13 +49,6 @@ class ObservationReward(Probe):
 
     def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
         return position
-
-
-class ActionReward(Probe):
-    """The reward is 1 - (a - 0.5)^2: the best action is 0.5."""
-
-    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
-        return 1.0 - jnp.square(action - 0.5)
 
 
 class ObservationActionReward(ObservationReward):

@@ -1,4 +1,4 @@
-"""Returns on real physics rise in a short training, for each of several seeds."""
+"""Returns on real physics rise in a short training."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ def trips(result: rlstable.Result) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(("env", "rise"), [("ant", 300.0), ("halfcheetah", 200.0)])
-def test_returns_rise_on_ant_and_halfcheetah(tmp_path: Path, env: str, rise: float, seed: int) -> None:
+def test_returns_rise_on_ant_and_halfcheetah(tmp_path: Path, env: str, rise: float) -> None:
     """The spring backend, since it is the quickest of Brax's to compile and to step on a CPU."""
-    result = rlstable.fit(
-        env, run_dir=tmp_path, total_steps=400_000, seed=seed, overrides=[*SMALL, "env.backend=spring"]
-    )
+    result = rlstable.fit(env, run_dir=tmp_path, total_steps=400_000, overrides=[*SMALL, "env.backend=spring"])
     returns = [row["eval/episode_reward"] for row in result.history if "eval/episode_reward" in row]
     assert max(returns[-2:]) >= returns[0] + rise
     assert trips(result) == {}

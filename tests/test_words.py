@@ -21,10 +21,6 @@ def docstrings(path: Path) -> Iterator[tuple[str, str]]:
             yield f"{path.relative_to(PACKAGE)}: {getattr(node, 'name', 'module')}", text
 
 
-def test_every_module_of_the_package_is_looked_at() -> None:
-    assert len(FILES) > 150 and sum(1 for file in FILES for _ in docstrings(file)) > 1000
-
-
 @pytest.mark.parametrize("pattern", [FIRST.match, RIDDLES.search], ids=["first word", "actors"])
 def test_docstrings_start_with_the_thing_and_name_actors(pattern) -> None:
     assert [name for file in FILES for name, text in docstrings(file) if pattern(text)] == []

@@ -373,9 +373,3 @@ def test_update_norm_is_limited_to_a_share_of_the_norm_of_the_parameters(params,
     )  # every element of the first step of Adam has the size of the rate
     for a, b in zip(jax.tree.leaves(limited.opt_state), jax.tree.leaves(unlimited.opt_state), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_update_norm_limiter_handles_a_step_of_zero():
-    still = candidate(only(update_norm=0.1), scaled(SMALL, 0.0))
-    assert still.update_norm == 0 and still.activity == {"update_norm": 0.0}
-    np.testing.assert_array_equal(still.params["w"], PARAMS["w"])
