@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import users
+from hostile.users import Cart, LargeArray, SlashInAName
 from toys import tiny_config
 
+import rlstable
 from rlstable.config import ConfigError
 from rlstable.envs.interface import check
 from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.result import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 ONCE = "but JAX runs its Python code only once, while tracing; keep it in info"
@@ -60,3 +65,32 @@ def test_only_the_parts_of_an_observation_that_the_networks_read_must_be_vectors
 def test_environment_without_physics_trains(tmp_path: Path) -> None:
     config = tiny_config(guards={}, env={"name": "users:InInfo"}, total_steps=128, eval={"num_evals": 1, "num_envs": 2})
     assert TrainingLoop(config, tmp_path).run().stop_reason is StopReason.completed
+
+
+SMALL = [
+    *("env.episode_length=20", "network=small", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2"),
+    *("ppo.unroll_length=4", "eval.num_envs=2", "eval.num_evals=1", "logging=quiet", "devices=1"),
+]
+
+
+def fit(env: Any, folder: Path, **keys: Any) -> Result:
+    return rlstable.fit(env, run_dir=folder, overrides=SMALL, **keys)
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_names_with_slashes_are_saved_and_resumed(tmp_path: Path) -> None:
+    fit(SlashInAName(), tmp_path, total_steps=64)
+    resumed = fit(SlashInAName(), tmp_path, total_steps=128, resume="auto")
+    assert (resumed.stop_reason.name, resumed.step) == ("completed", 128)
+
+
+@pytest.mark.usefixtures("quick_compile")
+@pytest.mark.usefixtures("quick_compile")
+def test_large_arrays_of_an_environment_are_reported_once(tmp_path: Path) -> None:
+    def reported(env: Any, folder: Path) -> list[int]:
+        fit(env, folder, total_steps=64)
+        events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+        return [event["megabytes"] for event in events if event["kind"] == "large_constants"]
+
+    assert reported(LargeArray(), tmp_path / "large") == [64]
+    assert reported(Cart(), tmp_path / "small") == []

@@ -14,7 +14,7 @@ import pytest
 from brax.envs.base import Env, Wrapper
 from brax.envs.base import State as BraxState
 from brax.envs.wrappers import training
-from hostile.users import Cart, LargeArray, Limited, SlashInAName
+from hostile.users import Limited
 from toys import tiny_config
 
 import rlstable
@@ -179,31 +179,6 @@ def test_policy_learns_in_any_unit(tmp_path: Path, kwargs: str, seed: int) -> No
     units = float(kwargs.rsplit(": ", 1)[1]) if kwargs.startswith("unit") else 1.0
     returns = [row["eval/episode_reward"] for row in result.history if "eval/episode_reward" in row]
     assert max(returns) / units > -1.0  # of about -100 for a policy that runs away
-
-
-SMALL = [
-    *("env.episode_length=20", "network=small", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2"),
-    *("ppo.unroll_length=4", "eval.num_envs=2", "eval.num_evals=1", "logging=quiet", "devices=1"),
-]
-
-
-def fit(env: Any, folder: Path, **keys: Any) -> Result:
-    return rlstable.fit(env, run_dir=folder, overrides=SMALL, **keys)
-
-
-def test_names_with_slashes_are_saved_and_resumed(tmp_path: Path) -> None:
-    fit(SlashInAName(), tmp_path, total_steps=64)
-    resumed = fit(SlashInAName(), tmp_path, total_steps=128, resume="auto")
-    assert (resumed.stop_reason.name, resumed.step) == ("completed", 128)
-
-
-def test_large_arrays_of_an_environment_are_reported_once(tmp_path: Path) -> None:
-    def reported(env: Any, folder: Path) -> list[int]:
-        fit(env, folder, total_steps=64)
-        return [event["megabytes"] for event in events(folder, "large_constants")]
-
-    assert reported(LargeArray(), tmp_path / "large") == [64]
-    assert reported(Cart(), tmp_path / "small") == []
 
 
 def test_mean_action_that_returns_nothing_is_said_in_console_summary_and_report(
