@@ -85,7 +85,6 @@ def test_names_with_slashes_are_saved_and_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_compile")
-@pytest.mark.usefixtures("quick_compile")
 def test_large_arrays_of_an_environment_are_reported_once(tmp_path: Path) -> None:
     def reported(env: Any, folder: Path) -> list[int]:
         fit(env, folder, total_steps=64)
