@@ -55,16 +55,17 @@ def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: Mo
 
 def init_tuning(config: Config) -> Tuning:
     """The tuning before any schedule, limiter or remedy has changed it."""
-    scale, one = level(config.precision).loss_scale, jnp.float32(1.0)
+    scale = level(config.precision).loss_scale
+    # An array of its own for each field: the training state is donated, and no buffer may be donated twice.
     return Tuning(
         learning_rate=jnp.float32(config.ppo.learning_rate),
-        learning_rate_scale=one,
-        step_scale=one,
-        policy_rate_scale=one,
-        critic_rate_scale=one,
+        learning_rate_scale=jnp.float32(1.0),
+        step_scale=jnp.float32(1.0),
+        policy_rate_scale=jnp.float32(1.0),
+        critic_rate_scale=jnp.float32(1.0),
         policy_hold=jnp.int32(0),
-        clip_scale=one,
-        loss_scale=one if scale is None else jnp.float32(scale.initial),
+        clip_scale=jnp.float32(1.0),
+        loss_scale=jnp.float32(1.0 if scale is None else scale.initial),
         good_steps=jnp.int32(0),
         total_steps=WideCounter.of(config.total_steps) if config.ppo.schedules_by_progress else None,
     )

@@ -341,11 +341,11 @@ def test_kl_limiter_keeps_the_normalizer_from_moving_the_policy(order):
     plain, state = training(None, policy_guard=True, **small)
     start = shaken(state)
     after, metrics = plain(start)
-    assert metrics.values["training/policy_distance"] > 0.1
+    assert metrics.values["training/policy_distance"] > 0.05
     whole = after.normalizer.mean - start.normalizer.mean
-    limited, state = training(0.1, **small)
+    limited, state = training(0.05, **small)
     after, metrics = limited(shaken(state))
-    assert metrics.values["training/policy_distance"] <= 0.5 * 0.1 * 1.05  # updates move the policy a little
+    assert metrics.values["training/policy_distance"] <= 0.5 * 0.05 * 1.05  # updates move the policy a little
     assert metrics.values["limiters/kl/active"] == 0.0
     assert metrics.values["limiters/normalizer/active"] == 1.0
     np.testing.assert_allclose(after.normalizer.mean - start.normalizer.mean, whole, rtol=1e-3)
