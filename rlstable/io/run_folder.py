@@ -56,7 +56,8 @@ def newest_run(root: Path = Path("runs")) -> Path | None:
     for parent, folders, files in os.walk(root):
         if "config.yaml" in files:
             folders.clear()  # checkpoints, and seeds that belong to this run
-            changed[Path(parent)] = max(_changed(Path(parent, name)) for name in _CHANGING)
+            run = Path(parent)
+            changed[run] = max(_changed(folder / name) for folder in (run, *seed_folders(run)) for name in _CHANGING)
     return max(changed, key=lambda folder: changed[folder], default=None)
 
 
@@ -146,6 +147,20 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
     return resumes or original is not None, lock
 
 
+def require_the_same_seeds(run_dir: Path, seeds: range) -> None:
+    """Checks that the configured seeds include every saved one.
+
+    Raises:
+        ConfigError: A saved seed is missing.
+    """
+    saved = [seed_of(folder) for folder in seed_folders(run_dir) if has_checkpoint(folder)]
+    if not set(saved) <= set(seeds):
+        raise ConfigError(
+            f"seeds: {run_dir} holds seeds {min(saved)} to {max(saved)}, and the configured seeds from {seeds[0]} on "
+            f"lack some; set seed={min(saved)} seeds={max(saved) - min(saved) + 1}, or more"
+        )
+
+
 def copied_folder(run_dir: Path, resume: str | None) -> Path | None:
     """The folder of the run that `run_dir` continues as a copy; None if no other folder is resumed."""
     if resume in (None, "auto") or Path(str(resume)).resolve() == run_dir.resolve():
@@ -178,7 +193,7 @@ def _holds_a_run_to_resume(run_dir: Path, resume: str | None, seeds: int) -> boo
         ConfigError: The folder holds a run and `resume` is None, holds another number of seeds, or holds no run.
     """
     single, several = has_checkpoint(run_dir), any(map(has_checkpoint, seed_folders(run_dir)))
-    if resume is None and (run_dir / "metrics.jsonl").exists():
+    if resume is None and any((folder / "metrics.jsonl").exists() for folder in (run_dir, *seed_folders(run_dir))):
         raise ConfigError(
             f"hydra.run.dir: {run_dir} already holds a run; set resume=auto to resume it, or choose another folder"
         )

@@ -117,12 +117,6 @@ def read_records(folder: str | Path) -> list[RunRecord]:
     return [read_record(each) for each in started or [folder]]
 
 
-def last_row(folder: Path) -> dict[str, Any]:
-    """The last row that a run logged, without step and time; empty without rows."""
-    rows = _lines(folder / "metrics.jsonl")[0]
-    return {key: value for key, value in (rows[-1] if rows else {}).items() if key not in ("step", "time")}
-
-
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in settings.items():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rlstable.config import Config
 from rlstable.io.console import Console
 from rlstable.io.files import write_atomically
+from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import (
     best_seed,
     free_reserve,
@@ -16,8 +21,10 @@ from rlstable.io.run_folder import (
     seed_folders,
     write_result,
 )
+from rlstable.policy.statistics import interquartile_mean
 from rlstable.report.page import page
 from rlstable.report.run_record import read_record, read_records
+from rlstable.runner.result import Result
 from rlstable.runner.summary import describe, describe_warnings
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason, command
 
@@ -70,3 +77,59 @@ def finish_files(
         if seed_reason in GIVEN_UP and seed_reason is not StopReason.needs_own_program and has_checkpoint(folder):
             rows.append((f"seed {seed} alone", command("train", folder, "resume=")))
     console.summary(rows + describe_warnings(fields))
+
+
+def finish_seeds(
+    seeds: Mapping[int, Mapping[str, Any]],
+    results: list[Result],
+    stop_reason: StopReason | None,
+    advice: str | None,
+    config: Config,
+    run_dir: Path,
+    console: Console,
+) -> Result:
+    """Writes `result.json` and the page of several seeds in the folder above theirs, and prints the summary.
+
+    Args:
+        seeds: Fields of `result.json` of each seed.
+        results: Results of the seeds.
+        stop_reason: Stop reason of the whole run; None if each seed has its own.
+        advice: Advice on the stop reason; None if there is none.
+        config: The configuration of the whole run.
+        run_dir: The folder above the folders of the seeds.
+        console: The console.
+    """
+    fields = fields_of(seeds, stop_reason) | ({} if advice is None else {"advice": advice})
+    stop_reason = StopReason[fields["stop_reason"]]
+    saved = any(map(has_checkpoint, seed_folders(run_dir)))
+    by_name, report = config.env.source != "object", config.logging.report
+    gone = not run_dir.is_dir()
+    finish_files(stop_reason, fields, run_dir, console, report=report, saved=saved, gone=gone, env_by_name=by_name)
+    return Result(stop_reason, run_dir, fields["step"], {}, [], tuple(results), fields["return"])
+
+
+def fields_of(seeds: Mapping[int, Mapping[str, Any]], stop_reason: StopReason | None = None) -> dict[str, Any]:
+    """Fields of `result.json` of several seeds: the worst stop reason, interquartile means of returns."""
+    each = list(seeds.values())
+    worst = StopReason[max(each, key=lambda fields: int(fields["exit_code"]))["stop_reason"]] if each else None
+    reason = stop_reason or worst or StopReason.error
+    scored = [fields for fields in each if fields["best_return"] is not None]
+    confirmed = [fields["confirmed_return"] for fields in scored if "confirmed_return" in fields]
+    return {
+        "stop_reason": reason.name,
+        "exit_code": reason.exit_code,
+        "step": max((fields["step"] for fields in each), default=0),
+        "return": _iqm(outcome_of(fields).value for fields in each),
+        "best_return": _iqm(fields["best_return"] for fields in each),
+        "last_return": _iqm(fields["last_return"] for fields in each),
+        **({"confirmed_return": _iqm(confirmed)} if confirmed and len(confirmed) == len(scored) else {}),
+        "seconds": max((fields["seconds"] for fields in each), default=0.0),
+        "rollbacks": sum(fields["rollbacks"] for fields in each),
+        "warnings": [warning | {"seed": seed} for seed in sorted(seeds) for warning in seeds[seed]["warnings"]],
+        "seeds": {seed: seeds[seed] for seed in sorted(seeds)},
+    }
+
+
+def _iqm(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return float(interquartile_mean(np.array(known))) if known else None

@@ -19,7 +19,7 @@ _SHARE = 0.02  # greatest share of the time that goes into pages; long runs have
 
 
 class LivePage:
-    """Sink that writes the report page of a running run, in the thread of the services.
+    """Sink that writes the report page of a running run, in the thread of the services. All seeds share one.
 
     The page is a convenience: if it cannot be written, nothing is reported. The page at the end reports its errors.
 
@@ -40,14 +40,15 @@ class LivePage:
     def log(self, step: int, metrics: Metrics) -> None:
         """Writes the page if it is due."""
         del step, metrics
-        started = self._clock()
-        if started < self._due:
+        if (started := self._clock()) < self._due:
             return
-        with self._lock, contextlib.suppress(Exception):
-            if not self._stopped and self._owns_folder():
+        with self._lock:  # each of several seeds has a thread
+            if started < self._due or self._stopped or not self._owns_folder():
+                return
+            with contextlib.suppress(Exception):
                 write_atomically(self._run_dir / "report.html", page(read_records(self._run_dir), refresh=True))
-        ended = self._clock()
-        self._due = ended + max(_SECONDS, (ended - started) / _SHARE)
+            ended = self._clock()
+            self._due = ended + max(_SECONDS, (ended - started) / _SHARE)
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Does nothing: events are on the next page."""
@@ -58,5 +59,4 @@ class LivePage:
             self._stopped = True
 
     def close(self) -> None:
-        """Stops."""
-        self.stop()
+        """Does nothing: the page belongs to all seeds, and the run stops it."""

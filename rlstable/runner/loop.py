@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ import jax
 from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.jax_flags import check_flags
 from rlstable.compilation.programs import SharedBuilds
-from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import expand_home
 from rlstable.device import hosts
@@ -27,34 +28,48 @@ from rlstable.device.shared import has_shared
 from rlstable.envs.objects import Environments
 from rlstable.guards.base import MoreGuards
 from rlstable.io import store
-from rlstable.io.console import Console
-from rlstable.io.run_folder import default_run_dir
+from rlstable.io.console import Console, SeedConsole
+from rlstable.io.outcome import outcome_of
+from rlstable.io.run_folder import (
+    default_run_dir,
+    forget_result,
+    open_run_dir,
+    read_result,
+    require_the_same_seeds,
+    seed_folder,
+    seed_folders,
+    write_config,
+)
 from rlstable.policy.evaluator import Evaluator, make_evaluator
-from rlstable.ppo.networks import Networks
 from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.confirm import CONFIRMED_AT, confirm
 from rlstable.runner.evaluation import compare_with_best, evaluate
-from rlstable.runner.fleet_folder import FleetFolder, SingleFolder
+from rlstable.runner.finish import finish_seeds
 from rlstable.runner.header import header
 from rlstable.runner.iteration_time import REMEDY, long_iteration
+from rlstable.runner.live_page import LivePage
 from rlstable.runner.processes import connect
 from rlstable.runner.recordings import Recordings
 from rlstable.runner.result import Result, Row
 from rlstable.runner.seed_log import Callback
 from rlstable.runner.seed_run import SeedRun
 from rlstable.runner.setup import TrainingSetup
-from rlstable.runner.setup_cache import DEFAULT_FACTORIES, Factories, LogEvent
+from rlstable.runner.setup_cache import DEFAULT_FACTORIES, Factories
 from rlstable.runner.slots import Slots
 from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory, smallest
 from rlstable.supervise.signals import Signals
-from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, nothing_to_train
+from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, nothing_to_train, stays_ended
 
 _OUT_OF_MEMORY = (
     "The device of a process refused memory for an iteration. Several processes cannot continue with a smaller plan: "
     "resume with a larger ppo.gradient_accumulation or a smaller env.envs_per_pass."
 )
+
+
+_OPEN_FILES = 3  # of each seed: lock, rows and events
+_OTHER_FILES = 100  # of libraries
 
 
 class TrainingLoop:
@@ -71,8 +86,8 @@ class TrainingLoop:
     Args:
         config: The configuration.
         run_dir: The run folder; None for the resumed folder, else `runs/<env>/<time>`.
-        callback: Called as `callback(step, row)` with every row, with several seeds only with rows of all seeds
-            together; returning True stops the run.
+        callback: Called as `callback(step, row)` with every row; returning True stops the run. With several seeds it
+            is called with the rows of each seed, which have the key `seed`.
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
         signals: Signal handlers that the caller has installed; None to install them during `run`.
         factories: Factories of setups and evaluators; None for an ordinary run. `rlstable.replay` passes its own.
@@ -111,31 +126,80 @@ class TrainingLoop:
         self._last_seconds = 0.0
         self._advice: str | None = None
         self.seeds: dict[int, SeedRun] = {}
+        self.results: dict[int, Result] = {}
+        self._fields: dict[int, dict[str, Any]] = {}
+        self._callback = callback
+        self._rows: list[Row] = []
+        self._page = LivePage(self.run_dir, lambda: all(run.log.logbook.in_place for run in self.seeds.values()))
         if several:
             devices = device_count_for(config.seeds, mesh.size, config.devices)
             if devices < mesh.size:
                 self._console.message(f"{devices} of {mesh.size} devices train, as many as divide {config.seeds} seeds")
             factories = self._shared_factories(devices)
-        self._folder = (FleetFolder if several else SingleFolder)(config, self.run_dir, callback, self._console)
         if environments is not None:
             factories = dataclasses.replace(factories or DEFAULT_FACTORIES, environments=environments)
 
-        def open_seed(config: Config, folder: Path, callback: Callback | None, console: Console) -> SeedRun:
-            return SeedRun(config, folder, callback, more_guards, console, self._stop_request, factories)
+        def open_seed(config: Config, folder: Path, callback: Callback | None, console: Console) -> None:
+            args = (more_guards, console, self._stop_request, factories, self._page)
+            self.seeds[config.seed] = SeedRun(config, folder, callback, *args)
 
-        self.seeds = self._folder.open(open_seed)
+        if not several:
+            open_seed(config, self.run_dir, callback, self._console)
+            return
         try:
-            if several:
-                self._refuse_shared_leaves()
-                self._agree_on_program()
+            self._open_seeds(open_seed)
+            self._refuse_shared_leaves()
+            self._agree_on_program()
         except BaseException:
             self.close()
+            for folder in seed_folders(self.run_dir):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # only empty folders: a failed start leaves nothing behind
             raise
+
+    def _open_seeds(self, open_seed: Callable[[Config, Path, Callback, Console], None]) -> None:
+        """Opens the unfinished ones of several seeds. The folder above them is locked until they hold their own locks.
+
+        Raises:
+            ConfigError: The folder is unusable, or the configuration lacks a seed of the folder.
+        """
+        config, run_dir = self.config, self.run_dir
+        _require_open_files(config.seeds)
+        resumes, lock = open_run_dir(run_dir, config.resume, config.seeds)
+        shown: set[str] = set()
+        group = "/".join(run_dir.absolute().parts[-2:])
+        with contextlib.ExitStack() as locked:
+            locked.callback(lock.release)
+            if resumes:
+                require_the_same_seeds(run_dir, config.each_seed)
+            for seed in config.each_seed:
+                folder = seed_folder(run_dir, seed)
+                fields = read_result(folder) if resumes else None
+                if fields is not None and stays_ended(fields, config):
+                    value = outcome_of(fields).value
+                    reason = StopReason[fields["stop_reason"]]
+                    self._fields[seed] = fields
+                    self.results[seed] = Result(reason, folder, fields["step"], {}, [], policy_return=value)
+                else:
+                    console = SeedConsole(self._console, seed, shown)
+                    open_seed(config.of_seed(seed, group), folder, functools.partial(self._take_row, seed), console)
+            write_config(run_dir, config.model_dump(mode="json"))
+
+    def _take_row(self, seed: int, step: int, row: Row) -> Any:
+        """Passes a row of one of several seeds to the callback, and keeps it for the line of all seeds."""
+        self._rows.append(row)
+        return self._callback is not None and self._callback(step, {"seed": seed, **row})
+
+    def _show_rows(self) -> None:
+        """Shows the new rows of several seeds as one line."""
+        rows, self._rows = self._rows, []
+        if rows:
+            self._console.log(max(run.host.logged_step for run in self.seeds.values()), over_seeds(rows))
 
     def _shared_factories(self, devices: int) -> Factories:
         """Factories of the programs of several seeds, divided over a number of devices."""
         build = functools.partial(TrainingSetup, seed_devices=SeedDevices(devices) if devices > 1 else None)
-        return Factories(SharedBuilds(build), SharedBuilds(self._make_evaluator), shared=True, devices=devices)
+        return Factories(SharedBuilds(build), SharedBuilds(make_evaluator), shared=True, devices=devices)
 
     @property
     def single(self) -> SeedRun:
@@ -181,7 +245,6 @@ class TrainingLoop:
         """Releases the folders if `run` is not called; `run` releases them itself. May be called again."""
         for run in self.seeds.values():
             run.close()
-        self._folder.close()
 
     def _run(self) -> Result:
         stop_reason: StopReason | None = StopReason.error
@@ -201,8 +264,8 @@ class TrainingLoop:
             ending = hosts.cause_of(error, StopReason.error.name, StopReason.error.exit_code)
             stop_reason = StopReason[ending.stop_reason]
             self._advise(ending)
-            for log_event in (self._folder.event, *(run.event for run in self._unfinished.values())):
-                log_event("error", message=f"{type(error).__name__}: {error}")
+            for run in self._unfinished.values():
+                run.event("error", message=f"{type(error).__name__}: {error}")
             if stop_reason is StopReason.error and ending.process == hosts.index():
                 raise
         except BaseException as error:  # SystemExit of a callback
@@ -215,7 +278,7 @@ class TrainingLoop:
 
     def _train(self) -> None:
         ended = {seed: reason for seed, run in self._unfinished.items() if (reason := run.ended_before) is not None}
-        reasons = {*ended.values(), *(result.stop_reason for result in self._folder.results.values())}
+        reasons = {*ended.values(), *(result.stop_reason for result in self.results.values())}
         if ended.keys() == self._unfinished.keys():
             self._console.message(nothing_to_train(reasons, self.config))
         self._end(ended)
@@ -250,10 +313,12 @@ class TrainingLoop:
             self._evaluator, self._slots, training, training, self._console, self._stops
         ).items():
             training[seed].log.first_row(metrics)
+        self._show_rows()
 
     def _finish_iteration(self, training: dict[int, SeedRun], metrics: dict[int, Metrics]) -> dict[int, StopReason]:
         """Evaluates, logs, saves and ends the seeds that an iteration trained."""
-        self._folder.wait()
+        if self.config.seeds > 1:
+            forget_result(self.run_dir)  # not sooner: a run that cannot start loses nothing
         due = [seed for seed, run in training.items() if run.record_iteration(metrics[seed], self._last_seconds)]
         evaluations = evaluate(self._evaluator, self._slots, training, due, self._console, self._stops) if due else {}
         if hosts.is_writer():
@@ -269,9 +334,8 @@ class TrainingLoop:
             or requested
             for seed, run in training.items()
         }
-        waiting = self._unfinished.keys() - training.keys()
-        is_last = all(own_reasons.values()) and (requested is not None or not waiting)
-        if not waiting and self._folder.row(training, self._unfinished.values(), is_last):
+        self._show_rows()
+        if any(run.log.stopped_by_callback for run in training.values()):
             requested = requested or StopReason.stopped
         if hosts.count() == 1:
             requested = requested or self._stop_request.requested(self._last_seconds)  # while the state was saved
@@ -321,7 +385,14 @@ class TrainingLoop:
         run = self.seeds[seed]
         if self._advice is not None and run.advice is None:
             run.advice = self._advice
-        self._folder.end_seed(seed, run, stop_reason)
+        if self._unfinished.keys() == {seed}:
+            self._page.stop()  # the page at the end stays
+        self._fields[seed], result = run.finish(stop_reason)
+        self.results[seed] = result
+        if self.config.seeds > 1:
+            failed = not result.stop_reason.succeeded and result.stop_reason not in FROM_OUTSIDE
+            fields = {"seed": seed, "stop_reason": result.stop_reason.name}
+            self._console.event(run.host.logged_step, "seed_given_up" if failed else "seed_ended", fields)
 
     def _refuse_shared_leaves(self) -> None:
         """Refuses environments that keep arrays of all environments together: MJX-Warp has no axis for seeds.
@@ -349,7 +420,7 @@ class TrainingLoop:
     @property
     def _unfinished(self) -> dict[int, SeedRun]:
         """The seeds that have not ended."""
-        return {seed: run for seed, run in self.seeds.items() if seed not in self._folder.results}
+        return {seed: run for seed, run in self.seeds.items() if seed not in self.results}
 
     @property
     def _training(self) -> dict[int, SeedRun]:
@@ -362,15 +433,8 @@ class TrainingLoop:
     def _evaluator(self) -> Evaluator:
         return next(iter(self.seeds.values())).programs.evaluator
 
-    def _make_evaluator(
-        self, config: Config, networks: Networks, compiling: Compiling, _: LogEvent, single: Any
-    ) -> Evaluator:
-        """The evaluator of all seeds; its events are logged for the whole run."""
-        return make_evaluator(config, networks, compiling, self._folder.event, single)
-
     def _save_and_end(self, stop_reason: StopReason) -> StopReason:
         """Saves every good state that is not saved, and ends the run. Another thread calls this during compilation."""
-        self._folder.wait()
         for run in self._unfinished.values():
             run.saving.save_if_due(run.state)
         return self._finish(stop_reason).stop_reason
@@ -397,4 +461,35 @@ class TrainingLoop:
         with contextlib.closing(self):
             for seed in self._unfinished:
                 self._end_seed(seed, stop_reason or StopReason.error)
-            return self._folder.finish(stop_reason, self._advice)
+            if self.config.seeds == 1:
+                return self.results[self.config.seed]
+            results = [self.results[seed] for seed in self.config.each_seed if seed in self.results]
+            advice = self._advice
+            return finish_seeds(self._fields, results, stop_reason, advice, self.config, self.run_dir, self._console)
+
+
+def over_seeds(rows: list[Row]) -> Row:
+    """One row for the console: sums of trips and rates, means of all other numbers."""
+    numbers: dict[str, list[float]] = {}
+    for key, value in (item for row in rows for item in row.items()):
+        if value is not None and math.isfinite(value):
+            numbers.setdefault(key, []).append(value)
+    summed = ("guards/", "training/sps")
+    return {key: sum(found) / (1 if key.startswith(summed) else len(found)) for key, found in numbers.items()}
+
+
+def _require_open_files(seeds: int) -> None:
+    """Checks that the process may open the files of all seeds.
+
+    Raises:
+        ConfigError: It may not.
+    """
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = (limit - _OTHER_FILES) // _OPEN_FILES
+    if limit != resource.RLIM_INFINITY and seeds > most:
+        raise ConfigError(
+            f"seeds: {seeds} seeds keep {seeds * _OPEN_FILES} files open, and this process may open {limit}; train at "
+            f"most {most} seeds at once, or raise the limit with ulimit -n"
+        )

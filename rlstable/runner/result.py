@@ -24,7 +24,7 @@ class Result:
         step: Environment steps trained, rolled back steps not included.
         metrics: Metrics of the last evaluation; a missing number is None.
         history: Logged rows with the key `step`.
-        seeds: Result of each seed if several seeds trained together; metrics and history then combine all seeds.
+        seeds: Result of each seed if several seeds trained together; metrics and history are then empty here.
         policy_return: Return of `policy`, as in `result.json`, confirmed if possible; with several seeds the
             interquartile mean; None without a return.
     """

@@ -36,7 +36,6 @@ class SeedLog:
         last_evaluation: Metrics of the last evaluation.
         stopped_by_callback: Whether the callback asked the run to stop.
         logbook: Writes rows and events to all outputs.
-        live_page: Writes the report page while the run trains.
         telemetry: Metrics of the iterations since the last row; exists after `start`.
 
     Args:
@@ -45,7 +44,7 @@ class SeedLog:
         callback: Called as `callback(step, row)` with every row, in the writer; returning True stops the run.
         console: The console.
         host: The run's host state.
-        alone: Whether the run has no other seed; several seeds share one live page.
+        live_page: The report page of the run, which all seeds share.
     """
 
     telemetry: Telemetry
@@ -57,14 +56,13 @@ class SeedLog:
         callback: Callback | None,
         console: Console,
         host: HostState,
-        alone: bool = True,
+        live_page: LivePage,
     ):
         self._config = config
         self._callback = callback
         self._host = host
         failing_sinks = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
-        self.live_page = LivePage(run_dir, lambda: self.logbook.in_place)
-        pages = [self.live_page] if config.logging.report and alone else []
+        pages = [live_page] if config.logging.report else []
         self.logbook = Logbook(config, run_dir, console, [*failing_sinks, *pages])
         self._signs = Signs(config, self.event)
         self.history: list[Row] = []

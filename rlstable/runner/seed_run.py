@@ -42,6 +42,7 @@ from rlstable.runner.decision import Decision
 from rlstable.runner.finish import finish_files
 from rlstable.runner.host_state import HostState
 from rlstable.runner.keys import SeedKeys
+from rlstable.runner.live_page import LivePage
 from rlstable.runner.result import Result
 from rlstable.runner.resume import resume
 from rlstable.runner.return_check import ReturnCheck
@@ -109,6 +110,7 @@ class SeedRun:
         console: The console.
         stop_request: Reacts to signals while a program compiles.
         factories: Factories of setups and evaluators; None for an ordinary run.
+        live_page: The report page of the run, which all seeds share.
 
     Raises:
         ConfigError: The configuration, the environment or the folder is unusable.
@@ -123,6 +125,7 @@ class SeedRun:
         console: Console,
         stop_request: StopRequest,
         factories: Factories | None,
+        live_page: LivePage,
     ):
         more = more_guards or {}
         check_more(more, config.guards.model_dump().keys())
@@ -142,8 +145,7 @@ class SeedRun:
         self._has_iterated = False
         self._reported_constants = False
         self.keys = SeedKeys(config.seed, self.host)
-        alone = factories is None or not factories.shared
-        self.log = SeedLog(config, run_dir, callback, console, self.host, alone)
+        self.log = SeedLog(config, run_dir, callback, console, self.host, live_page)
         self.event = self.log.event
         self.programs = SeedPrograms(config, mesh, more, stop_request.compiling, self.event, self.host, factories)
         self.supervisor = Supervisor(config, self.programs, self.event, self.host)
@@ -380,7 +382,6 @@ class SeedRun:
                 return fields, result
             self.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             self.log.logbook.wait()  # the report page reads it
-            self.log.live_page.stop()
             saved = self.checkpoints.latest() is not None
             report = self.config.logging.report
             options = {"report": report, "saved": saved, "gone": self.saving.gone}

@@ -67,8 +67,8 @@ def test_run_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_newest_run_is_the_one_whose_files_changed_last(tmp_path: Path) -> None:
     assert newest_run(tmp_path / "missing") is None and newest_run(tmp_path) is None
-    times = {"ant/1/config.yaml": 1, "ant/1/metrics.jsonl": 6, "ant/2/config.yaml": 5, "sweeps/a/0/config.yaml": 4}
-    others = {"ant/1/seed-0/config.yaml": 9, "ant/2/report.html": 9, "note/metrics.jsonl": 9}
+    times = {"ant/1/config.yaml": 1, "ant/2/config.yaml": 5, "ant/2/metrics.jsonl": 3, "sweeps/a/0/config.yaml": 4}
+    others = {"ant/1/seed-0/metrics.jsonl": 6, "ant/2/report.html": 9, "note/metrics.jsonl": 9}
     for name, seconds in (times | others).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

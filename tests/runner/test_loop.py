@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ import rlstable
 from rlstable import load_policy
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import Level
-from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.jsonl import JsonLines
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import read_result
 from rlstable.policy.saved_run import open_run
@@ -31,6 +29,7 @@ from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.run_record import read_records
 from rlstable.runner import loop
 from rlstable.runner.after_iteration import finish_iteration
+from rlstable.runner.finish import fields_of
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
 from rlstable.runner.seed_run import SeedRun
@@ -99,7 +98,7 @@ def test_every_seed_of_a_fleet_has_a_complete_run_folder(healthy: tuple[Training
     assert result.stop_reason is StopReason.completed
     assert [own.run_dir.name for own in result.seeds] == ["seed-0", "seed-1", "seed-2"]
     assert {path.name for path in result.run_dir.iterdir() if path.is_file()} == {
-        "config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html",
+        "config.yaml", "result.json", "report.html",
     }  # fmt: skip
     for seed, own in enumerate(result.seeds):
         assert (own.stop_reason, own.step) == (StopReason.completed, 10 * ITERATION)
@@ -110,24 +109,43 @@ def test_every_seed_of_a_fleet_has_a_complete_run_folder(healthy: tuple[Training
         assert np.isfinite(own.policy.act(np.zeros(4))).all()
 
 
-def test_row_of_a_fleet_is_the_mean_over_seeds_and_the_sum_of_rates(healthy: tuple[TrainingLoop, Result]) -> None:
+def test_result_of_a_fleet_has_the_result_of_each_seed(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
-    rows = lines(result.run_dir / "metrics.jsonl")
-    own = [lines(seed.run_dir / "metrics.jsonl") for seed in result.seeds]
-    assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
-    assert [row["step"] for row in rows if "eval/episode_reward" in row] == [5 * ITERATION, 10 * ITERATION]
-    for at, row in enumerate(rows):
-        assert row["training/v_loss"] == pytest.approx(np.mean([seed[at]["training/v_loss"] for seed in own]))
-        assert row["training/sps"] == pytest.approx(sum(seed[at]["training/sps"] for seed in own))
-        assert row["seeds/training"] == 3
-    returns = [seed[-1]["eval/episode_reward"] for seed in own]
-    assert rows[-1]["eval/episode_reward"] == pytest.approx(np.mean(returns))
-    assert (rows[-1]["seeds/return_min"], rows[-1]["seeds/return_max"]) == (min(returns), max(returns))
+    returns = [lines(seed.run_dir / "metrics.jsonl")[-1]["eval/episode_reward"] for seed in result.seeds]
     left = read_result(result.run_dir)
     assert left is not None
     assert (left["stop_reason"], left["exit_code"], left["step"]) == ("completed", 0, 10 * ITERATION)
     assert [left["seeds"][str(seed)]["last_return"] for seed in range(3)] == returns
-    assert result.history[-1]["eval/episode_reward"] == rows[-1]["eval/episode_reward"]
+    assert left["last_return"] == pytest.approx(interquartile_mean(np.array(returns)))
+
+
+def test_console_has_one_line_for_the_rows_of_all_seeds() -> None:
+    rows = [
+        {"training/v_loss": 1.0, "training/sps": 10.0, "guards/storm/trips": 2, "eval/episode_reward": None},
+        {"training/v_loss": 2.0, "training/sps": 20.0, "guards/storm/trips": 1, "eval/episode_reward": 4.0},
+    ]
+    assert loop.over_seeds(rows) == {
+        "training/v_loss": 1.5, "training/sps": 30.0, "guards/storm/trips": 3, "eval/episode_reward": 4.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "expected"), [(None, ("policy_collapsed", 12)), (StopReason.preempted, ("preempted", 143))]
+)
+def test_fields_of_several_seeds_have_the_worst_stop_reason_unless_all_were_ended(
+    stop_reason: StopReason | None, expected: tuple[str, int]
+) -> None:
+    def seed(reason: StopReason, value: float | None, **fields: Any) -> dict[str, Any]:
+        returns = {"return": value, "best_return": value, "last_return": value}
+        own = {"stop_reason": reason.name, "exit_code": reason.exit_code, "step": 64, "warnings": [{"name": "a"}]}
+        return own | returns | {"seconds": 1.0, "rollbacks": 1} | fields
+
+    seeds = {4: seed(StopReason.policy_collapsed, None, step=32), 3: seed(StopReason.completed, 8.0, seconds=2.0)}
+    fields = fields_of(seeds, stop_reason)
+    assert (fields["stop_reason"], fields["exit_code"]) == expected
+    assert [fields[key] for key in ("step", "return", "seconds", "rollbacks")] == [64, 8.0, 2.0, 2]
+    assert fields["warnings"] == [{"name": "a", "seed": 3}, {"name": "a", "seed": 4}]
+    assert list(fields["seeds"]) == [3, 4] and "confirmed_return" not in fields
 
 
 def test_policy_of_a_fleet_is_that_of_its_best_seed(healthy: tuple[TrainingLoop, Result]) -> None:
@@ -224,22 +242,18 @@ def test_only_the_seed_with_the_storm_is_rolled_back_and_gets_the_remedy(struck:
     assert len(rows[0]) == len(rows[2]) == 10 < len(rows[1])
     trips = {seed: rows[seed][-1]["guards/quarantine/trips"] for seed in range(3)}
     assert trips[0] == trips[2] == 0
-    training = [row["seeds/training"] for row in lines(result.run_dir / "metrics.jsonl")]
-    assert training == [3] * 10 + [1] * (len(rows[1]) - 10)
-    kinds = [(event["kind"], event.get("seed")) for event in lines(result.run_dir / "events.jsonl")]
-    assert kinds == [("seed_ended", 0), ("seed_ended", 2), ("seed_ended", 1), ("stopped", None)]
 
 
-def test_storm_that_stays_ends_only_its_seed_by_name(tmp_path: Path) -> None:
+def test_storm_that_stays_ends_only_its_seed_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recovery = {"attempts": 0}
     supervise = {"recovery": recovery, "ladder": OFF, "incident": OFF}
-    result = TrainingLoop(together(fault=storm(iterations=None), supervise=supervise), tmp_path).run()
+    config = together(fault=storm(iterations=None), supervise=supervise, logging={"console": "plain"})
+    result = TrainingLoop(config, tmp_path).run()
     endings = [own.stop_reason for own in result.seeds]
     assert endings == [StopReason.completed, StopReason.physics_unstable, StopReason.completed]
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.physics_unstable, 5)
     assert result.seeds[1].step == 6 * ITERATION
-    given_up = [event for event in lines(tmp_path / "events.jsonl") if event["kind"] == "seed_given_up"]
-    assert [(event["seed"], event["stop_reason"]) for event in given_up] == [(1, "physics_unstable")]
+    assert "seed_given_up: seed 1, stop_reason physics_unstable" in capsys.readouterr().out
 
 
 def test_remedy_that_needs_another_program_ends_only_its_seed(tmp_path: Path) -> None:
@@ -273,7 +287,27 @@ def test_fleet_that_is_stopped_and_resumed_ends_in_the_same_bits(
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
-    assert of_learning(tmp_path) == of_learning(whole.run_dir)
+
+
+def test_callback_gets_the_rows_of_each_seed_and_can_end_the_run(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def callback(step: int, row: dict[str, Any]) -> bool:
+        seen.append((step, row["seed"]))
+        return len(seen) == 5
+
+    result = TrainingLoop(together(), tmp_path, callback).run()
+    assert seen == [(step * ITERATION, seed) for step in (1, 2) for seed in range(3)]
+    assert {(own.stop_reason, own.step) for own in result.seeds} == {(StopReason.stopped, 2 * ITERATION)}
+
+
+def test_folder_of_a_fleet_is_used_by_one_process(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
+    used = pytest.raises(ConfigError, match=r"seed-0 is in use by process")
+    with contextlib.closing(TrainingLoop(together(), tmp_path)), used:
+        TrainingLoop(together(resume="auto"), tmp_path)
+    for others in ({}, {"seed": 40}, {"seeds": 1}):
+        with pytest.raises(ConfigError, match=r"^hydra.run.dir: .* already holds a run; set resume=auto"):
+            TrainingLoop(together(**others), healthy[1].run_dir)
 
 
 def test_signal_saves_every_seed(tmp_path: Path) -> None:
@@ -298,7 +332,6 @@ def test_seed_without_a_checkpoint_starts_again_beside_resumed_seeds(tmp_path: P
 
 
 def test_seed_that_has_ended_stays_ended_when_the_fleet_is_resumed(tmp_path: Path) -> None:
-    """Seed 1 ends in the sixth iteration, after its last save; the rows of the fleet are not cut back to that save."""
     supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
     config = together(fault=storm(iterations=None), supervise=supervise)
 
@@ -320,11 +353,7 @@ def test_seed_that_has_ended_stays_ended_when_the_fleet_is_resumed(tmp_path: Pat
     ]
     assert (again.stop_reason, again.seeds[1].step) == (StopReason.physics_unstable, 6 * ITERATION)
     assert (tmp_path / "seed-1" / "result.json").read_text() == left
-    rows = lines(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
-    assert [row["seeds/training"] for row in rows] == [3] * 6 + [2] * 4
     whole = TrainingLoop(config, tmp_path / "whole").run()
-    assert of_learning(tmp_path) == of_learning(tmp_path / "whole")
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
     for seed in (0, 2):
@@ -341,7 +370,8 @@ def test_fleet_whose_seeds_have_all_ended_trains_nothing_on_resume(
     again = TrainingLoop(together(fault=storm(), resume=str(tmp_path / "run")), tmp_path / "run").run()
     assert again.stop_reason is StopReason.completed
     assert [own.step for own in again.seeds] == [10 * ITERATION] * 3
-    assert of_learning(tmp_path / "run") == of_learning(result.run_dir)
+    for ours, theirs in zip(again.seeds, result.seeds, strict=True):
+        assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
 
 
 def test_seed_with_an_older_checkpoint_catches_up_first(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
@@ -361,10 +391,6 @@ def test_seed_with_an_older_checkpoint_catches_up_first(healthy: tuple[TrainingL
         assert (ours.stop_reason, ours.step) == (StopReason.completed, 10 * ITERATION)
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
-    rows = lines(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [ITERATION * n for n in range(1, 11)]
-    assert [row["seeds/training"] for row in rows] == [3] * 10  # rows that are still right are kept
-    assert of_learning(tmp_path) == of_learning(whole.run_dir)
 
 
 def test_fleet_killed_before_its_first_save_starts_again(tmp_path: Path) -> None:
@@ -373,7 +399,7 @@ def test_fleet_killed_before_its_first_save_starts_again(tmp_path: Path) -> None
     for path in tmp_path.rglob("result.json"):
         path.unlink()
     assert TrainingLoop(config, tmp_path).run().stop_reason is StopReason.completed
-    for folder in (tmp_path, *(tmp_path / f"seed-{seed}" for seed in range(3))):
+    for folder in (tmp_path / f"seed-{seed}" for seed in range(3)):
         assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [ITERATION, 2 * ITERATION, 3 * ITERATION]
 
 
@@ -415,6 +441,7 @@ def test_failing_program_is_logged_by_every_seed(tmp_path: Path, monkeypatch: py
         fleet.run()
     for folder in (tmp_path, *(tmp_path / f"seed-{seed}" for seed in range(3))):
         assert read_result(folder)["stop_reason"] == "error"  # type: ignore[index]
+    for folder in (tmp_path / f"seed-{seed}" for seed in range(3)):
         kinds = [event["kind"] for event in lines(folder / "events.jsonl")]
         assert kinds[0] == "error" and kinds[-1] == "stopped"
 
@@ -424,7 +451,8 @@ def test_time_limit_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> Non
     config = together(supervise={"max_wall_time": 1e5, "ladder": OFF, "incident": OFF})
 
     def late(step: int, _: Any) -> None:
-        fleet._stop_request._started -= 1e5 if step == 3 * ITERATION else 0.0
+        if step == 3 * ITERATION:
+            fleet._stop_request._started = -1e6
 
     fleet = TrainingLoop(config, tmp_path, late)
     result = fleet.run()
@@ -457,20 +485,6 @@ def test_fault_of_the_host_affects_only_its_seed(tmp_path: Path, site: str) -> N
     assert [told in kinds[seed] for seed in range(3)] == [False, True, False]
 
 
-@pytest.mark.slow
-def test_rows_at_intervals_contain_every_seed(tmp_path: Path) -> None:
-    sinks = {"console": "off", "log_every": 3}
-    result = TrainingLoop(together(fault=storm(), logging=sinks, eval={"num_evals": 0}), tmp_path).run()
-    assert result.stop_reason is StopReason.completed
-    rows = lines(tmp_path / "metrics.jsonl")
-    steps = [row["step"] for row in rows]
-    assert steps == sorted(set(steps))
-    trips = [row["guards/quarantine/trips"] for row in rows]
-    own = [lines(tmp_path / f"seed-{seed}" / "metrics.jsonl")[-1]["guards/quarantine/trips"] for seed in range(3)]
-    assert trips[0] == 0 and all(trips[1:])  # counts of one seed stay in the rows that another seed logs alone
-    assert trips[-1] == sum(own)
-
-
 def test_seed_of_a_fleet_can_be_resumed_alone(tmp_path: Path) -> None:
     TrainingLoop(together(total_steps=5 * ITERATION), tmp_path).run()
     config = together(total_steps=7 * ITERATION).of_seed(1, "alone").model_copy(update={"resume": "auto"})
@@ -499,11 +513,11 @@ def test_resume_with_another_number_of_seeds_is_an_error(
 def test_resume_that_leaves_out_a_seed_is_an_error(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
     _, result = healthy
     shutil.copytree(result.run_dir, tmp_path / "run")
-    left = (tmp_path / "run" / "metrics.jsonl").read_text()
+    left = (tmp_path / "run" / "config.yaml").read_text()
     for others in ({"seed": 40}, {"seeds": 2}, {"seed": 1}):
         with pytest.raises(ConfigError, match=r"^seeds: .* holds seeds 0 to 2, .*; set seed=0 seeds=3, or more$"):
             TrainingLoop(together(resume="auto", **others), tmp_path / "run")
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == left
+    assert (tmp_path / "run" / "config.yaml").read_text() == left
     assert not (tmp_path / "run" / "seed-40").exists()
 
 
@@ -546,7 +560,7 @@ def test_each_of_two_devices_trains_half_of_the_seeds(tmp_path: Path) -> None:
     fleet.run()
     homes = [{x.devices().pop() for x in jax.tree.leaves(fleet.seeds[seed].state)} for seed in range(2)]
     assert homes == [{device} for device in jax.devices()[:2]]
-    assert json.loads((tmp_path / "machine.json").read_text())["devices"] == 2
+    assert json.loads((tmp_path / "seed-1" / "machine.json").read_text())["devices"] == 2
 
 
 def test_devices_without_a_seed_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -725,28 +739,5 @@ def test_fit_returns_every_seed(tmp_path: Path) -> None:
         callback=lambda step, row: rows.append(step),
     )
     assert [own.run_dir.name for own in result.seeds] == ["seed-5", "seed-6"]
-    assert rows == [64, 128]
+    assert rows == [64, 64, 128, 128]
     assert result.policy.act(np.zeros(4)).shape == (2,)
-
-
-def test_no_seed_is_saved_ahead_of_the_rows_of_the_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on a slow disk: before a checkpoint is saved, all rows of the fleet before it are written."""
-    log, save = JsonLines.log, Checkpoints.save
-
-    def slowly(self: JsonLines, *args: Any) -> None:
-        of_all = self._metrics._path.parent == tmp_path
-        time.sleep(0.2 * of_all)
-        log(self, *args)
-
-    found: list[tuple[int, int]] = []
-
-    def looked_at(self: Checkpoints, number: int, *args: Any, **fields: Any) -> Any:
-        found.append((number, len(lines(tmp_path / "metrics.jsonl"))))
-        return save(self, number, *args, **fields)
-
-    monkeypatch.setattr(JsonLines, "log", slowly)
-    monkeypatch.setattr(Checkpoints, "save", looked_at)
-    checkpoint = {"asynchronous": False, "every": 1}
-    config = together(total_steps=3 * ITERATION, eval={"num_evals": 0}, checkpoint=checkpoint)
-    TrainingLoop(config, tmp_path).run()
-    assert found == [(1, 0)] * 3 + [(2, 1)] * 3 + [(3, 2)] * 3

@@ -10,6 +10,7 @@ from toys import tiny_config
 
 from rlstable.io.console import Console
 from rlstable.runner.host_state import HostState
+from rlstable.runner.live_page import LivePage
 from rlstable.runner.seed_log import SeedLog
 
 
@@ -20,7 +21,8 @@ def test_evaluation_beyond_a_quarter_of_the_time_is_said_once(
     tmp_path: Path, training: float, evaluations: tuple[float, ...], said: int
 ) -> None:
     host = HostState()
-    log = SeedLog(tiny_config(eval={"num_evals": 5, "num_envs": 64}), tmp_path, None, Console("off", 1), host)
+    config, page = tiny_config(eval={"num_evals": 5, "num_envs": 64}), LivePage(tmp_path, bool)
+    log = SeedLog(config, tmp_path, None, Console("off", 1), host, page)
     host.elapsed = training
     for seconds in (*evaluations, 1.0):
         log.evaluation({"eval/epoch_eval_time": seconds, "eval/episode_reward": 1.0, "eval/aborted_share": 0.0})
