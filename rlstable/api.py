@@ -12,9 +12,9 @@ from rlstable.config.overrides import is_mapping
 from rlstable.config.overrides import overrides as overrides_of
 from rlstable.envs.objects import Environments, name_of
 from rlstable.guards.base import MoreGuards
+from rlstable.runner.log import Callback
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
-from rlstable.runner.seed_log import Callback
 
 _PLAYGROUND = "playground:"
 

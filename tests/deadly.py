@@ -31,7 +31,7 @@ from quick_compile import environment as quick_environment
 
 from rlstable import train
 from rlstable.policy import evaluator
-from rlstable.runner import saving, seed_run, setup, stopping, supervisor
+from rlstable.runner import after_iteration, loop, saving, setup, stopping
 
 TINY = [
     *SMALLEST, "env.reset_pool_size=8", "resume=auto", "eval.num_evals=12", "checkpoint.every=2", "checkpoint.keep=100",
@@ -111,7 +111,7 @@ def alone(save: Callable[..., Any]) -> Callable[..., Any]:
     """Waits for the previous save, whose file operations would be counted otherwise."""
 
     def wrapped(self: saving.Saving, *args: Any) -> Any:
-        self._checkpoints.wait()
+        self.checkpoints.wait()
         return save(self, *args)
 
     return wrapped
@@ -122,7 +122,7 @@ def plant(moment: Moment) -> None:
     if at == "iteration" and then is run_out_of_memory:
         setup.Program.each = counted(setup.Program.each, moment["n"], True, then)
     elif at == "iteration":
-        seed_run.SeedRun.record_iteration = counted(seed_run.SeedRun.record_iteration, moment["n"], False, then)
+        loop.record_iteration = counted(loop.record_iteration, moment["n"], False, then)
     elif at == "evaluation":
         evaluator.summarize = counted(evaluator.summarize, moment["n"], True, die)
     elif at == "write":
@@ -133,7 +133,7 @@ def plant(moment: Moment) -> None:
         def next_save() -> None:
             saving.Saving.save = alone(counted(save, 1, True, lambda: die_at_file(moment["step"])))
 
-        supervisor.Supervisor._restore = counted(supervisor.Supervisor._restore, moment["n"], True, next_save)
+        after_iteration._restored = counted(after_iteration._restored, moment["n"], True, next_save)
     elif at == "compile" and moment["what"] == "evaluation":
         # The program may be compiled in another thread and ready before the run asks for it.
         timer = threading.Timer(moment["seconds"], then)

@@ -6,7 +6,6 @@ JAX's cache on disk saves only the compilation; tracing, lowering and reading ta
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -18,7 +17,7 @@ import pytest
 from rlstable.compilation.programs import Arguments, Programs
 from rlstable.config import Config
 from rlstable.policy.evaluator import Evaluator, make_evaluator
-from rlstable.runner import loop, setup_cache
+from rlstable.runner import programs
 from rlstable.runner.setup import TrainingSetup
 
 # Sections that do not change any program. The seed and the numbers of a fault are data of the training state.
@@ -37,9 +36,7 @@ def sharing() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingSetup, "__init__", _assemble)
         patch.setattr(TrainingSetup, "begin", lambda _: None)  # no run would wait for this program
-        patch.setattr(loop, "make_evaluator", _make_evaluator)
-        factories = dataclasses.replace(setup_cache.DEFAULT_FACTORIES, evaluator=_make_evaluator)
-        patch.setattr(setup_cache, "DEFAULT_FACTORIES", factories)
+        patch.setattr(programs, "make_evaluator", _make_evaluator)
         yield
 
 

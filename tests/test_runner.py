@@ -23,8 +23,9 @@ from rlstable.io.run_folder import read_result, steps_in
 from rlstable.runner import loop
 from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.programs import mesh_of
 from rlstable.runner.result import Result
-from rlstable.runner.seed_run import SeedRun, mesh_of
+from rlstable.runner.seed import Seed
 from rlstable.runner.setup import Program
 from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.stop_reasons import StopReason
@@ -313,7 +314,7 @@ def test_run_waits_for_compilation_only_at_complete_iterations(tmp_path: Path, m
             seen.append((name, runner.single.host.iteration, len(iterated)))
         return compiling(self, name)
 
-    def after(run: SeedRun, *args: Any) -> Any:
+    def after(run: Seed, *args: Any) -> Any:
         stop_reason = finish_iteration(run, *args)
         iterated.append(run.host.iteration)
         return stop_reason
@@ -450,7 +451,7 @@ def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -
     row = result.history[-1]
     assert row["training/accepted_share"] == 1.0
     assert ("training/loss_scale" in row) == (network == "float16")
-    program = str(runner.single.programs.setup.ppo.networks.dtype)
+    program = str(runner.single.setup.ppo.networks.dtype)
     assert network in program
 
 
@@ -485,7 +486,7 @@ def test_failing_program_is_logged_and_raises_the_first_error(tmp_path: Path, mo
             jax.tree.map(lambda leaf: leaf.delete(), state)
             raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(runner.single.programs.setup, "compiled", lambda _: Program(Failing(), SINGLE))
+    monkeypatch.setattr(runner.single.setup, "compiled", lambda _: Program(Failing(), SINGLE))
     with pytest.raises(RuntimeError, match="the device is on fire"):
         runner.run()
     left = read_result(tmp_path)
@@ -510,7 +511,7 @@ def test_resume_with_another_schedule_trains_with_the_total_that_the_schedule_ne
 
     TrainingLoop(config(before, 3), tmp_path).run()
     resumed = TrainingLoop(config(after, 6, resume="auto"), tmp_path)
-    snapshots = resumed.single.supervisor.snapshots
+    snapshots = resumed.single.snapshots
     for tuning in (resumed.single.state.tuning, snapshots.last_good._parts["tuning"]):
         total = tuning.total_steps
         assert (None if total is None else int(total)) == (6 * ITERATION if after == "linear" else None)
@@ -577,6 +578,6 @@ def test_programs_with_native_physics_are_dispatched_inline(
 ) -> None:
     """Both of training and of evaluations: with JAX's default dispatch they could deadlock."""
     told: list[str] = []
-    monkeypatch.setattr("rlstable.runner.seed_run.disable_async_dispatch", lambda: told.append("inline"))
+    monkeypatch.setattr("rlstable.runner.programs.disable_async_dispatch", lambda: told.append("inline"))
     mesh_of(Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}}))
     assert told == ["inline"] * inline

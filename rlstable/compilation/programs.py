@@ -7,13 +7,12 @@ import functools
 import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from jax.stages import Lowered
 
 from rlstable.compilation import background
 from rlstable.compilation.xla import quick_options
-from rlstable.config import Config
 from rlstable.device.precision import SINGLE, Precision
 
 # Returns the arguments to trace a program with, or their shapes.
@@ -33,24 +32,6 @@ def collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-class SharedBuilds(Generic[Built]):
-    """Builds one object per configuration; configurations that differ only in the seed share one object.
-
-    Args:
-        build: Called with a configuration and the arguments that all seeds share.
-    """
-
-    def __init__(self, build: Callable[..., Built]):
-        self._build = build
-        self._built: dict[str, Built] = {}
-
-    def __call__(self, config: Config, *args: Any) -> Built:
-        key = config.model_dump_json(exclude={"seed", "logging", "resume"})
-        if key not in self._built:
-            self._built[key] = self._build(config, *args)
-        return self._built[key]
 
 
 class Programs:

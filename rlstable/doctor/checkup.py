@@ -23,7 +23,6 @@ from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
 from rlstable.doctor.playing import actuator_reach, play, reward_size, second_episodes
 from rlstable.envs.mujoco_model import model_of
 from rlstable.io.versions import versions
-from rlstable.runner.iteration_time import REMEDY, long_iteration
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise import memory
 from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable
@@ -117,9 +116,6 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     try:
         usage = _memory(config, setup, mesh, compiles, notify)
         findings += memory_findings(usage, config.supervise.memory.adapt)
-        parameters = sum(x.size for x in jax.tree.leaves(setup.shapes().params))
-        if long := long_iteration(config, setup.loaded, parameters):
-            findings.append(Finding("warning", "iteration", (), long, REMEDY))
         if compiles:
             notify("playing random and extreme actions to measure the scale of rewards and the reach of actuators")
             played = play(env)

@@ -20,8 +20,8 @@ _TRIPS = re.compile(r"guards/[^/]+/trips")
 _GOOD_EVENTS = frozenset(
     {
         "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn",
-        "backend_chosen", "seed_ended", "best_confirmed", "episode_recorded",
-        "sign_recovered",
+        "backend_chosen", "compiler_options_unknown", "seed_ended", "best_confirmed", "episode_recorded",
+        "sign_recovered", "configuration_changed",
     }
 )  # fmt: skip
 # Events that are the same for all seeds are shown once.
@@ -97,7 +97,7 @@ class Console:
             self._pending_trips.setdefault(str(fields["guard"]), Counter()).update(counts)
             self._print_trips()
         else:
-            self._print_event(kind in _GOOD_EVENTS or fields.get("how") == "typed", describe_event(kind, fields))
+            self._print_event(kind in _GOOD_EVENTS, describe_event(kind, fields))
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
@@ -208,9 +208,9 @@ def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
         return f"sign {_text(fields['sign'])}{seed}: {_text(fields['text'])}"
     if kind == "sign_recovered" and "sign" in fields:
         return f"sign {_text(fields['sign'])}{seed} recovered"
-    if kind == "configuration_changed" and {"key", "old", "new", "how"} <= fields.keys():
+    if kind == "configuration_changed" and {"key", "old", "new"} <= fields.keys():
         old, new = setting(fields["old"]), setting(fields["new"])
-        return f"{kind}: {_text(fields['key'])}: {old} -> {new} ({_text(fields['how'])})"
+        return f"{kind}: {_text(fields['key'])}: {old} -> {new}"
     parts = []
     for key, value in fields.items():
         if isinstance(value, Mapping):

@@ -139,7 +139,8 @@ def _signs(records: Sequence[RunRecord]) -> str:
 
 
 def _changed_settings(records: Sequence[RunRecord]) -> str:
-    columns = ("key", "old", "new", "how")
+    """Returns the settings that a resume changed."""
+    columns = ("key", "old", "new")
     rows = [
         [_name(index, record), f"{event.get('step', 0):,}", *(code(setting(event.get(column))) for column in columns)]
         for index, record in enumerate(records)

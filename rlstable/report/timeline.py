@@ -18,7 +18,7 @@ _LANES = (
     ("rollbacks", ("rolled_back", "remedy_taken_back"), "bad"),
     ("precision", ("precision_changed",), "warn"),
     ("memory", ("memory_planned", "memory_tight", "evaluation_divided"), "warn"),
-    ("evaluations", ("evaluation_void", "evaluation_slow"), "bad"),
+    ("evaluations", ("evaluation_void",), "bad"),
     ("incidents", ("incident", "incident_failed"), "bad"),
     ("checkpoints", ("checkpoint_failed", "checkpoint_damaged", "checkpoint_saved_again"), "warn"),
     ("signs", ("sign", "sign_recovered"), "warn"),

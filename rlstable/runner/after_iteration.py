@@ -1,26 +1,71 @@
-"""The steps after an iteration of one seed: log, decide, apply the decision, reset and save."""
+"""The steps after an iteration of one seed: record, log, decide, apply the decision, reset and save; and rollbacks."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
-from rlstable.device import hosts
-from rlstable.ppo.state import Metrics
-from rlstable.runner.decision import Action, Decision, cause_of
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlstable import faults
+from rlstable.config.supervise import RAISE_PRECISION
+from rlstable.device import hosts, sharding
+from rlstable.device.precision import Level
+from rlstable.io.run_folder import forget_result
+from rlstable.ppo.state import SPECS, Metrics, Slot, TrainState
+from rlstable.runner.decision import Action, Decision, cause_of, decide
+from rlstable.runner.programs import Key
 from rlstable.runner.result import Row
-from rlstable.runner.seed_run import SeedRun
+from rlstable.runner.seed import Seed
+from rlstable.supervise import remedies
+from rlstable.supervise.diagnosis import FAILURE_REPEATS
+from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.snapshots import Snapshot
 from rlstable.supervise.stop_reasons import StopReason
 
 
-def finish_iteration(
-    run: SeedRun, metrics: Metrics, evaluation: Row, requested_stop: StopReason | None, saves: bool
-) -> StopReason | None:
-    """Finishes the iteration of one seed: logs, decides, applies the decision and saves.
+def record_iteration(seed: Seed, metrics: Metrics, seconds: float) -> bool:
+    """Records an iteration whose result is already in the seed's state; returns whether an evaluation is due.
 
-    Call it after `SeedRun.record_iteration`.
+    The metrics are on the host, and the iteration has taken `seconds`.
+    """
+    healthy, host = bool(metrics.healthy), seed.host
+    evaluates = seed.schedule.evaluates_next and healthy
+    if not seed.has_iterated:
+        seed.has_iterated = True
+        if hosts.is_writer():
+            forget_result(seed.run_dir)  # not sooner: a run that cannot start loses nothing
+        seed.confirmed = {}
+    host.replaced = None
+    seed.step_before, host.step = host.step, int(metrics.counters.env_steps)
+    seed.saving.record_iteration(healthy)
+    host.iteration += 1
+    learned = metrics.values["training/accepted_share"] > 0
+    host.iterations_without_update = 0 if learned else host.iterations_without_update + 1
+    if not healthy:  # a guard without patience may trip in many iterations, so the doubt has a bound
+        host.healthy_needed = min(host.healthy_needed + 1, seed.config.supervise.recovery.every)
+    elif host.iterations_without_update == 0:
+        host.healthy_needed = max(host.healthy_needed - 1, 0)
+    bad = any(metrics.trips[name].any() for name in seed.setup.env.guards)
+    host.pool_used |= bad or seed.config.env.reset == "pool"
+    host.elapsed += seconds
+    seed.log.telemetry.add(metrics, seconds)
+    seed.return_check.train(metrics)
+    seed.log.iteration(metrics)
+    if seed.state.incident is not None:
+        _record_incident(seed, seed.state.incident, bad)
+    return evaluates
+
+
+def finish_iteration(
+    seed: Seed, metrics: Metrics, evaluation: Row, requested_stop: StopReason | None, saves: bool
+) -> StopReason | None:
+    """Finishes an iteration after `record_iteration`: logs, decides, applies the decision and saves.
 
     Args:
-        run: The seed.
+        seed: The seed.
         metrics: Metrics of the iteration, on the host.
         evaluation: Metrics of the present policy; empty if it was not evaluated.
         requested_stop: Stop reason that a signal or the clock requests.
@@ -29,83 +74,208 @@ def finish_iteration(
     Returns:
         The stop reason if the seed ends after this iteration, else None.
     """
-    row = run.log.evaluation(evaluation) if evaluation else {}
-    cause = cause_of(metrics, run.host, run.config, run.return_check.collapsed)
-    if row or run.schedule.finished or cause or requested_stop or run.schedule.logs:
-        run.log.row(row)
-    decision = run.supervisor.decide(cause, run.schedule.finished)
+    row = seed.log.evaluation(evaluation) if evaluation else {}
+    cause = cause_of(metrics, seed.host, seed.config, seed.return_check.collapsed)
+    if row or seed.schedule.finished or cause or requested_stop or seed.schedule.logs:
+        seed.log.row(row)
+    programs = seed.programs
+    decision = decide(cause, seed.schedule.finished, seed.host, seed.recovery, programs.levels_for, programs.shared)
+    seed.cause = decision.cause if decision.action in (Action.ROLL_BACK, Action.STOP) else seed.cause
+    score = row.get("eval/episode_reward")
     match decision.action:
         case Action.ROLL_BACK:
-            run.cause = decision.cause
-            run.roll_back(decision)
+            roll_back(seed, decision)
+            seed.saving.save_at_once(seed.state)
             return None
         case Action.STOP:
-            run.cause = decision.cause
-            return _stop(run, decision)
+            return _stop(seed, decision)
         case Action.PASS_OVER:
-            run.supervisor.pass_over(decision)
-            score = row.get("eval/episode_reward")
+            _pass_over(seed, decision)
         case Action.END_WITH_BEST_POLICY:
-            score = run.take_best_policy()
-        case Action.CONTINUE:
-            score = row.get("eval/episode_reward")
-    return _continue(run, metrics, row, score, requested_stop, saves)
+            score = _take_best_policy(seed)
+    return _continue(seed, metrics, row, score, requested_stop, saves)
 
 
-def _stop(run: SeedRun, decision: Decision) -> StopReason | None:
+def _stop(seed: Seed, decision: Decision) -> StopReason | None:
     """Applies a decision to stop; returns the stop reason."""
     if decision.program is not None:
-        return run.needs_own_program(decision.program)
+        return seed.needs_own_program(decision.program)
     if decision.plan is not None:
-        run.host.attempts = decision.plan.attempts
+        seed.host.attempts = decision.plan.attempts
     if decision.stop_reason is StopReason.policy_collapsed:
-        score = run.take_best_policy()
-        run.saving.save(run.state, score)
-        run.checkpoints.wait()
+        score = _take_best_policy(seed)
+        seed.saving.save(seed.state, score)
+        seed.checkpoints.wait()
     return decision.stop_reason
 
 
 def _continue(
-    run: SeedRun, metrics: Metrics, row: Row, score: float | None, requested_stop: StopReason | None, saves: bool
+    seed: Seed, metrics: Metrics, row: Row, score: float | None, requested_stop: StopReason | None, saves: bool
 ) -> StopReason | None:
-    """Takes a remedy back if that is due, resets, keeps and saves the state.
+    """Takes a remedy back if that is due, resets, keeps and saves the state; returns the stop reason if there is one.
 
-    Args:
-        run: The seed.
-        metrics: Metrics of the iteration.
-        row: Metrics of the evaluation; empty if there was none.
-        score: Return of the state that is saved; None if it was not evaluated.
-        requested_stop: Stop reason that a signal or the clock requests.
-        saves: Whether to save the state if it is good, whatever the count of iterations.
-
-    Returns:
-        The stop reason; None to continue training.
+    `row` has the metrics of the evaluation, `score` the return of the state that is saved, if it was evaluated.
     """
-    healthy, host = bool(metrics.healthy), run.host
+    healthy, host = bool(metrics.healthy), seed.host
     learned = healthy and host.iterations_without_update == 0
     # These changes come before saving, because a resumed run continues from the saved state.
-    run.state = run.supervisor.watch(run.state, learned, functools.partial(run.keys.between, 2))
-    run.reset_if_due()
-    run.saving.finish_iteration()
-    completed = StopReason.completed if run.schedule.finished else None
-    stop_reason = requested_stop or _wants_to_stop(run, row) or completed
+    _take_back_remedy(seed, learned)
+    _reset_if_due(seed)
+    seed.saving.finish_iteration()
+    completed = StopReason.completed if seed.schedule.finished else None
+    stop_reason = requested_stop or _wants_to_stop(seed, row) or completed
     # A state is kept by counts only, never by disk or clock, so a resumed run rolls back to the same state. A single
     # healthy iteration among bad ones shows nothing: the policy may be ruined already.
     good = learned and host.healthy_needed == 0
-    if good and (row or run.supervisor.keep_is_due()):
-        run.supervisor.keep(run.state)
+    if good and (row or _keep_is_due(seed)):
+        seed.keep_last_good()
     if good:
-        run.return_check.keep(run.state)
-    if healthy and (saves or run.saving.due(host.iteration) or row or stop_reason is not None):
-        run.saving.save(run.state, score)
-        if hosts.from_writer("gone", lambda: run.config.checkpoint.enabled and run.saving.gone):
-            return StopReason.not_saved
-    return stop_reason
+        seed.return_check.keep(seed.state)
+    saved = seed.saving.after_iteration(seed.state, score, bool(saves or row or stop_reason is not None))
+    return stop_reason if saved else StopReason.not_saved
 
 
-def _wants_to_stop(run: SeedRun, row: Row) -> StopReason | None:
+def _wants_to_stop(seed: Seed, row: Row) -> StopReason | None:
     """The stop reason if the policy has reached the target return or the callback has returned True, else None."""
-    value, target = row.get("eval/episode_reward"), run.config.eval.target_return
+    value, target = row.get("eval/episode_reward"), seed.config.eval.target_return
     if target is not None and value is not None and value >= target:
         return StopReason.target_reached
-    return StopReason.stopped if run.log.stopped_by_callback else None
+    return StopReason.stopped if seed.log.stopped_by_callback else None
+
+
+def _keep_is_due(seed: Seed) -> bool:
+    """Whether to keep this iteration's state: every `recovery.every` and every `checkpoint.every` iterations."""
+    config, iteration = seed.config, seed.host.iteration
+    return any(iteration % every == 0 for every in (config.supervise.recovery.every, config.checkpoint.every))
+
+
+def _take_back_remedy(seed: Seed, learned: bool) -> None:
+    """Counts an iteration without failure; takes the latest remedy back after a long healthy stretch."""
+    level = seed.level
+    seed.host.attempts, remedy = seed.recovery.after(seed.host.attempts, learned)
+    if remedy is None:
+        return
+    seed.event("remedy_taken_back", remedy=str(remedy), after=seed.host.attempts.stretch)
+    if remedy.name == RAISE_PRECISION:
+        _change_level(seed, level, "healthy", functools.partial(seed.keys.between, 2))
+    else:
+        seed.state = sharding.place(remedies.take_back(remedy, seed.state), seed.programs.mesh, SPECS)
+
+
+def _reset_if_due(seed: Seed) -> None:
+    """Resets the environments and refills the pool of first states, each if it is due."""
+    if seed.schedule.resets(seed.step_before):
+        seed.state = seed.setup.reset_envs(seed.state, seed.keys.between(0))
+    if seed.schedule.refills:
+        seed.host.pool_used = False
+        seed.state = seed.setup.refill_pool(seed.state, seed.keys.between(1))
+
+
+def _take_best_policy(seed: Seed) -> float | None:
+    """Replaces a collapsed policy by the best one; returns the best policy's return in fresh episodes."""
+    host, check, best = seed.host, seed.return_check, seed.snapshots.best
+    seed.state = seed.snapshots.with_best_policy(seed.state)
+    host.replaced = {"iteration": best.iteration, "step": best.step, "fallen_return": check.fallen_return}
+    host.last_return = check.best_return
+    return host.last_return
+
+
+def _pass_over(seed: Seed, decision: Decision) -> None:
+    """Reports once, as a sign, that the run continues after a failure because a rollback would repeat it."""
+    host, cause = seed.host, decision.cause
+    assert cause is not None
+    if FAILURE_REPEATS in host.signs.records:
+        return
+    since = host.logged_iteration - host.attempts.recent[-1]["at"]
+    text = (
+        f"{cause.name} came again {since} iterations after the rollback, where it had come before: the cause is "
+        "what the environment shows, so there is no further rollback for it; see what changes in the environment"
+    )
+    host.signs.log(FAILURE_REPEATS, host.logged_step, text)
+    seed.event("sign", sign=FAILURE_REPEATS, text=text, value=float(since))
+
+
+def _record_incident(seed: Seed, slot: Slot, bad: bool) -> None:
+    """Writes the environments captured in this iteration if any went bad, and empties the slots if that is due."""
+    host, at, memory = seed.host, seed.host.logged_iteration, seed.host.incidents
+    if bad and seed.incidents.wanted(at):
+        num_envs = seed.state.env_state.done.shape[0]
+        captured = jax.device_get(sharding.gathered(slot))
+
+        def write() -> int:
+            seed.incidents.write(captured, host.iteration, at, seed.level._asdict(), num_envs)
+            return memory.count
+
+        memory.count, memory.last = hosts.from_writer("incidents", write), at
+    if seed.incidents.opens_after(at):
+        empty = sharding.place(np.zeros(slot.taken.shape, bool), seed.programs.mesh, sharding.SPLIT)
+        seed.state = dataclasses.replace(seed.state, incident=dataclasses.replace(slot, taken=empty))
+
+
+def roll_back(seed: Seed, decision: Decision) -> None:
+    """Rolls back to a snapshot under the remedy of a decision, with clean environments and new random numbers."""
+    plan, host, setup_level = decision.plan, seed.host, seed.level
+    assert decision.cause is not None and plan is not None and plan.remedy is not None
+    collapse = decision.cause is StopReason.policy_collapsed
+    good = seed.snapshots.best if collapse else seed.snapshots.last_good
+    host.attempts = plan.attempts
+    number = plan.attempts.count
+    key = jax.random.fold_in(jax.random.fold_in(seed.keys.rollback, good.iteration), 2**31 + number)
+    seed.state = _restored(seed, good)
+    _change_level(seed, setup_level, decision.cause.name, lambda: key)
+    setup = seed.setup
+    state = setup.reset_envs_and_pool(seed.state, key)
+    if state.fault is not None:
+        state = faults.after_rollback(state, host.iteration - good.iteration)
+    state = dataclasses.replace(state, key=jax.random.fold_in(state.key, number))
+    seed.state = setup.convert_state(remedies.apply(plan.remedy, state, setup.ppo.optimizer))
+    seed.event(
+        "rolled_back",
+        cause=decision.cause.name,
+        attempt=number,
+        remedy=str(plan.remedy),
+        to_iteration=good.iteration,
+        lost_steps=host.step - good.step,
+    )
+    _rewind_host(seed, good)
+
+
+def roll_back_to_plan(seed: Seed, plan: MemoryPlan) -> None:
+    """Rolls back to the last good state with a smaller memory plan; the arrays of the present one may be deleted."""
+    good, programs = seed.snapshots.last_good, seed.programs
+    seed.host.plan = dataclasses.replace(plan)
+    seed.host.attempts.lost_iterations += 1  # the one that failed, so that its number is not used again
+    key = jax.random.fold_in(seed.keys.between(3), good.iteration)
+    setup = seed.setup
+    seed.state = setup.convert_state(setup.reset_envs_and_pool(good.restored(seed.state, programs.mesh), key))
+    _rewind_host(seed, good)
+
+
+def _restored(seed: Seed, good: Snapshot) -> TrainState:
+    """A snapshot, with the factors of the remedies now in effect: some may have been taken back since then."""
+    scales = {name: getattr(seed.state.tuning, name) for name in remedies.SCALES}
+    state = good.restored(seed.state, seed.programs.mesh)
+    hold = jnp.zeros_like(state.tuning.policy_hold)  # refit_critic holds for one attempt only
+    return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, policy_hold=hold, **scales))
+
+
+def _change_level(seed: Seed, before: Level, cause: str, key: Key) -> None:
+    """Converts the state to the present precision level, if that is another one; the key is for its pool."""
+    if seed.level != before:
+        seed.event("precision_changed", level=str(seed.level), before=str(before), cause=cause)
+        seed.state = seed.programs.converted(seed.host, seed.state, key())
+
+
+def _rewind_host(seed: Seed, to: Snapshot) -> None:
+    """Sets the host's counts back to a snapshot, and adds the difference to the lost steps and iterations.
+
+    `HostState.logged_step`, the sum of trained and lost steps, does not change.
+    """
+    host = seed.host
+    host.attempts.lost_iterations += host.iteration - to.iteration
+    host.attempts.lost_steps += host.step - to.step
+    host.iteration, host.step = to.iteration, to.step
+    host.episodes = int(seed.state.counters.episodes)
+    host.iterations_without_update, host.healthy_needed, host.pool_used = 0, 0, False
+    seed.snapshots.forget_later(seed.state, to.iteration, to.step)
+    seed.keep_last_good()

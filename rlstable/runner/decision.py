@@ -45,13 +45,8 @@ class Decision(NamedTuple):
 def cause_of(metrics: Metrics, host: HostState, config: Config, collapsed: bool) -> StopReason | None:
     """The failure of an iteration, as the stop reason of a run without recovery; None if nothing failed.
 
-    The last iteration has two more checks, because a run must not complete with a bad or untrained state.
-
-    Args:
-        metrics: Metrics of the iteration, on the host.
-        host: The host state after the iteration.
-        config: The whole configuration.
-        collapsed: Whether the return has collapsed.
+    The last iteration has two more checks, because a run must not complete with a bad or untrained state. `collapsed`
+    is the answer of the return watch.
     """
     finished = host.step >= config.total_steps
     for name, exhausted in metrics.exhausted.items():
@@ -73,15 +68,10 @@ def decide(
     levels_for: Callable[[StopReason], int],
     shared: bool,
 ) -> Decision:
-    """Decides after an iteration whether to continue, roll back or stop.
+    """Decides after an iteration that may have failed by a `cause` whether to continue, roll back or stop.
 
-    Args:
-        cause: The failure, from `cause_of`.
-        finished: Whether all steps are trained.
-        host: The host state after the iteration.
-        recovery: Chooses the remedy.
-        levels_for: Returns the number of higher precision levels that may cure a cause.
-        shared: Whether other seeds share the program, so that this seed cannot change it.
+    `levels_for` returns the number of higher precision levels that may cure a cause. If the program is `shared` with
+    other seeds, this seed cannot change it.
     """
     if cause is None:
         return Decision(Action.CONTINUE)

@@ -1,109 +1,79 @@
-"""Evaluates the policies of all slots: the evaluation program is compiled for the number of seeds.
+"""Evaluates policies, compares a policy with the best one, and confirms the best policy at the end of a run.
 
-Of several processes only the writer plays; all of them get its numbers, so that they decide alike.
+The evaluation program is compiled for the number of seeds. Of several processes only the writer plays; all of them get
+its numbers, so that they decide alike.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from rlstable.config import ConfigError
 from rlstable.device import hosts
-from rlstable.io.console import Console
-from rlstable.policy.evaluator import Abandoned, EvaluationMetrics, Evaluator, PolicySnapshot, returns_of
-from rlstable.runner.seed_run import SeedRun
-from rlstable.runner.slots import Slots
+from rlstable.io.saved_policy import restore_policy
+from rlstable.policy.evaluator import (
+    Abandoned,
+    EvaluationMetrics,
+    Evaluator,
+    PolicySnapshot,
+    returns_of,
+    snapshot_of,
+)
+from rlstable.runner.seed import Seed
 from rlstable.supervise.memory_plan import OutOfMemory
+from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason
+
+# Stop reasons after which the process may still work; after the other stop reasons it must exit soon.
+CONFIRMED_AT = (StopReason.completed, StopReason.target_reached, StopReason.stopped, *GIVEN_UP)
+
+Stops = Callable[[], bool]  # whether a stop request abandons the episodes
 
 
 def evaluate(
-    evaluator: Evaluator,
-    slots: Slots,
-    training: Mapping[int, SeedRun],
-    seeds: Collection[int],
-    console: Console,
-    stops: Callable[[], bool],
+    evaluator: Evaluator, policies: Mapping[int, PolicySnapshot], stops: Stops
 ) -> dict[int, EvaluationMetrics]:
-    """Evaluates the present policies of all slots.
-
-    Args:
-        evaluator: The evaluator of all seeds.
-        slots: The slots.
-        training: The seeds that the last iteration trained.
-        seeds: The seeds whose metrics are returned.
-        console: Shows that the evaluation runs.
-        stops: Whether a stop request abandons the evaluation, whose metrics are then missing.
-
-    Raises:
-        OutOfMemory: The evaluation does not fit; every good state is saved first.
-    """
-    policies = slots.policies(training)
-    try:
-        with console.busy("evaluating the policy"):
-            metrics = _played("evaluation", lambda: evaluator.evaluate(list(policies.values()), stops))
-    except Abandoned:
-        return {}
-    except OutOfMemory:
-        for run in training.values():
-            run.saving.save_if_good(run.state)  # the run ends with everything that it has learned
-        raise
-    return {seed: values for seed, values in zip(policies, metrics, strict=True) if seed in seeds}
-
-
-def compare_with_best(
-    evaluator: Evaluator,
-    slots: Slots,
-    training: Mapping[int, SeedRun],
-    seeds: Collection[int],
-    console: Console,
-    stops: Callable[[], bool],
-) -> None:
-    """Plays the best and the present policies of some seeds in the same episodes, for their return checks.
-
-    Without memory for these episodes, or after a stop request, nothing is compared.
-
-    Args:
-        evaluator: The evaluator of all seeds.
-        slots: The slots.
-        training: The seeds that the last iteration trained.
-        seeds: The seeds whose return may have collapsed.
-        console: Shows that the episodes are played.
-        stops: Whether a stop request abandons the comparison.
-    """
-    policies = slots.policies(training)
-    pairs = {seed: training[seed].return_check.policy_pair(training[seed].state) for seed in seeds}
-    with contextlib.suppress(OutOfMemory, Abandoned), console.busy("comparing the policy with the best one"):
-        best, present = (
-            _played("comparison", functools.partial(_returns, evaluator, policies | _side(pairs, side), stops))
-            for side in (0, 1)
-        )
-        for seed, best_returns, present_returns in zip(policies, best, present, strict=True):
-            if seed in seeds:
-                training[seed].return_check.compare(np.array(best_returns), np.array(present_returns))
-
-
-def _side(pairs: Mapping[int, tuple[PolicySnapshot, PolicySnapshot]], side: int) -> dict[int, PolicySnapshot]:
-    return {seed: pair[side] for seed, pair in pairs.items()}
-
-
-def _returns(
-    evaluator: Evaluator, policies: Mapping[int, PolicySnapshot], stops: Callable[[], bool]
-) -> list[list[float]]:
-    """The returns of the episodes of each policy, NaN where an episode does not count."""
-    return [returns_of(episodes).tolist() for episodes in evaluator.play(list(policies.values()), stops)]
-
-
-def _played(name: str, play: Callable[[], Any]) -> Any:
-    """The numbers that the writer has played.
+    """Metrics of the policies of all slots by seed.
 
     Raises:
         Abandoned: A stop request abandoned the episodes.
         OutOfMemory: The writer has not enough memory for one episode.
     """
+    metrics = _played("evaluation", lambda: evaluator.evaluate(list(policies.values()), stops))
+    return dict(zip(policies, metrics, strict=True))
+
+
+def compare_with_best(
+    evaluator: Evaluator, policies: Mapping[int, PolicySnapshot], suspects: Sequence[Seed], stops: Stops
+) -> None:
+    """Plays the best and the present policies of some seeds in the same episodes, for their return checks.
+
+    Raises:
+        Abandoned: A stop request abandoned the episodes.
+        OutOfMemory: The writer has not enough memory for one episode.
+    """
+    pairs = {seed.config.seed: (seed, *seed.return_check.policy_pair(seed.state)) for seed in suspects}
+
+    def returns(policies: Mapping[int, PolicySnapshot]) -> list[list[float]]:
+        return [returns_of(episodes).tolist() for episodes in evaluator.play(list(policies.values()), stops)]
+
+    played = []
+    for side in (1, 2):
+        together = {**policies, **{number: pair[side] for number, pair in pairs.items()}}
+        played.append(_played("comparison", lambda together=together: returns(together)))  # type: ignore[misc]
+    for number, best, present in zip(policies, *played, strict=True):
+        if number in pairs:
+            pairs[number][0].return_check.compare(np.array(best), np.array(present))
+
+
+def _played(name: str, play: Callable[[], Any]) -> Any:
+    """The numbers that the writer has played."""
 
     def played_or_refused() -> tuple[Any, str | None]:
         try:
@@ -119,3 +89,114 @@ def _played(name: str, play: Callable[[], Any]) -> Any:
     if played is None:
         raise Abandoned
     return played
+
+
+class Candidate(NamedTuple):
+    """A checkpoint that may hold the best policy."""
+
+    seed: Seed
+    iteration: int
+    step: int
+    score: float | None  # return of its single evaluation in training; None if it was not evaluated
+    policy: PolicySnapshot  # with the random key of the fresh episodes
+
+
+def confirm(
+    seeds: Sequence[Seed],
+    evaluate: Callable[[list[PolicySnapshot]], list[EvaluationMetrics]],
+    batch: int,
+    requested_stop: Callable[[float], StopReason | None],
+) -> None:
+    """Evaluates the best checkpoints and the latest one of each seed again, all of them in the same fresh episodes.
+
+    The highest of many evaluations is partly luck. A second evaluation, in episodes that training never played,
+    separates a lucky evaluation from a good policy. The record is `Seed.confirmed` and the event `best_confirmed`. A
+    failure never raises: it is the event `best_not_confirmed`. States, checkpoints and random keys do not change.
+
+    Args:
+        seeds: Seeds that end now.
+        evaluate: Evaluates policies, as `Evaluator.evaluate`.
+        batch: Number of policies that `evaluate` takes.
+        requested_stop: Gives the stop reason that a signal or the clock requests, from the seconds of the next
+            evaluation.
+    """
+    due = [seed for seed in seeds if _is_due(seed)]
+    candidates = (candidate for seed in due for candidate in _candidates(seed))
+    returns: dict[Seed, list[tuple[float, Candidate]]] = {seed: [] for seed in due}
+    seconds = 0.0
+    try:
+        while part := list(itertools.islice(candidates, batch)):
+            stop_reason = requested_stop(seconds)
+            if stop_reason is not None:
+                return _log_not_confirmed(due, because=stop_reason.name)
+            started = time.perf_counter()
+            policies = [candidate.policy for candidate in part]
+            evaluations = evaluate(policies + policies[-1:] * (batch - len(part)))
+            seconds = time.perf_counter() - started
+            for candidate, evaluation in zip(part, evaluations, strict=False):
+                value = evaluation["eval/episode_reward"]
+                # If every episode was aborted, there is no return to compare.
+                returns[candidate.seed].append((-np.inf if value is None else value, candidate))
+    except Abandoned:
+        return _log_not_confirmed(due, because=(requested_stop(0.0) or StopReason.interrupted).name)
+    except Exception as error:  # training is complete, and its stop reason must not change
+        return _log_not_confirmed(due, error=f"{type(error).__name__}: {error}")
+    for seed in due:
+        _record(seed, returns[seed])
+
+
+def _is_due(seed: Seed) -> bool:
+    """Whether the seed has a best policy that is not confirmed yet."""
+    config = seed.config.checkpoint
+    if not config.enabled or not config.confirm_best or not seed.checkpoints.ranked():
+        return False
+    if seed.confirmed.get("confirmed_iteration") in seed.checkpoints.all():
+        return False  # a finished run was resumed, and there is nothing left to train
+    seed.confirmed = {}
+    return True
+
+
+def _candidates(seed: Seed) -> Iterator[Candidate]:
+    """Reads the checkpoints to evaluate again, one by one; damaged checkpoints are logged and left out."""
+    scores = dict(seed.checkpoints.ranked())
+    best = list(scores)[: seed.config.checkpoint.confirm_best]
+    template = snapshot_of(seed.state, seed.keys.fresh_evaluation)
+    for iteration in dict.fromkeys([*best, *seed.checkpoints.all()[-1:]]):
+        try:
+            arrays, host = restore_policy(seed.run_dir, iteration, lambda kind, fields: seed.event(kind, **fields))
+        except ConfigError:
+            continue
+        yield Candidate(seed, iteration, int(host["step"]), scores.get(iteration), _policy_of(arrays, template))
+
+
+def _policy_of(arrays: dict[str, Any], template: PolicySnapshot) -> PolicySnapshot:
+    """The saved arrays of a policy, with the structure, dtypes and shardings of a policy to evaluate."""
+    statistics = dataclasses.replace(template.statistics, **arrays["statistics"])
+    saved = template._replace(params={**template.params, "policy": arrays["params"]}, statistics=statistics)
+    return jax.tree.map(
+        lambda x, old: x if x is old else jax.device_put(np.asarray(x, old.dtype), old.sharding), saved, template
+    )
+
+
+def _record(seed: Seed, returns: list[tuple[float, Candidate]]) -> None:
+    """Records the candidate with the highest return; of equal candidates, the latest one."""
+    value, best = max(returns, key=lambda pair: (pair[0], pair[1].iteration), default=(-np.inf, None))
+    if best is None or not np.isfinite(value):
+        return _log_not_confirmed([seed], because="no candidate has a return")
+    episodes, newest = seed.config.eval.num_envs, seed.checkpoints.all()[-1]
+    latest = next((value for value, one in returns if one.iteration == newest and np.isfinite(value)), None)
+    seed.confirmed = {
+        "confirmed_return": float(value),
+        "confirmed_iteration": best.iteration,
+        "confirmed_step": best.step,
+        "confirmed_episodes": episodes,
+        "confirmed_last_return": latest,
+    }
+    fields = {"iteration": best.iteration, "step": best.step, "return": float(value), "score": best.score}
+    seed.event("best_confirmed", **fields, candidates=len(returns), episodes=episodes)
+
+
+def _log_not_confirmed(seeds: Sequence[Seed], **reason: str) -> None:
+    """Logs that no policy was confirmed, so that the best single evaluation decides."""
+    for seed in seeds:
+        seed.event("best_not_confirmed", **reason)

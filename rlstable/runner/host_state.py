@@ -1,21 +1,27 @@
-"""State of a run on the host, which a checkpoint holds beside the training state."""
+"""State of a run on the host, which a checkpoint holds beside the training state, and what is due and drawn by it."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from rlstable.config import ConfigError
+import jax
+
+from rlstable.compilation.host_keys import fold_in, keys_of_seed
+from rlstable.config import Config, ConfigError
 from rlstable.supervise.incident import IncidentMemory
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.return_watch import WatchMemory
 from rlstable.supervise.tally import SignMemory, Tally
 
+ROWS = 2000  # at the configured interval
+_NO_ITERATION = 2**32 - 1  # no run has so many iterations
+
 
 @dataclasses.dataclass
 class HostState:
-    """Counts and memories of a run on the host; saved with the training state.
+    """Counts and memories of a seed on the host; saved with the training state.
 
     Attributes:
         iteration: Iterations done, rolled back iterations not included.
@@ -32,12 +38,6 @@ class HostState:
         elapsed: Seconds of training so far, over all processes.
         evaluated: Seconds of evaluation so far, over all processes.
         wandb_run_id: Run ID of Weights & Biases, for a resume; None without it.
-        attempts: Memory of recovery.
-        plan: The memory plan.
-        incidents: Memory of the incidents written.
-        watch: Memory of the return watch.
-        signs: Memory of the signs of trouble.
-        tally: Counts over the whole run.
     """
 
     iteration: int = 0
@@ -70,7 +70,6 @@ class HostState:
         return self.iteration + self.attempts.lost_iterations
 
     def copy_from(self, other: HostState) -> None:
-        """Copies every field of another host state."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(other, field.name))
 
@@ -104,3 +103,99 @@ def _require_fields(kind: type, saved: dict[str, Any]) -> None:
     different = sorted({field.name for field in dataclasses.fields(kind)} ^ saved.keys())
     if different:
         raise ValueError(f"{kind.__name__} differs in {', '.join(different)}")
+
+
+class SeedKeys:
+    """Random keys of one seed for the draws outside of the training program, by its seed and its host state."""
+
+    def __init__(self, seed: int, host: HostState):
+        self._host = host
+        self.init, self.resets, self._eval, self.rollback = keys_of_seed(seed)
+
+    @property
+    def evaluation(self) -> jax.Array:
+        """For the evaluation after this iteration."""
+        return fold_in(self._eval, self._host.iteration)
+
+    @property
+    def fresh_evaluation(self) -> jax.Array:
+        """For episodes that no evaluation of training plays."""
+        return fold_in(self._eval, _NO_ITERATION)
+
+    @property
+    def comparison(self) -> jax.Array:
+        """For the comparison of the best policy with the present one after this iteration and attempt."""
+        return fold_in(self.between(4), self._host.attempts.count)
+
+    @property
+    def recording(self) -> jax.Array:
+        """For the episode that is recorded after this iteration."""
+        return self.between(5)
+
+    def between(self, purpose: int) -> jax.Array:
+        """For a draw between two iterations; each purpose has a number."""
+        key = fold_in(self.rollback, self._host.iteration)
+        return fold_in(key, purpose) if purpose else key
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Decides when a seed logs, evaluates, resets and refills, by trained steps and iterations, never by the clock."""
+
+    config: Config
+    host: HostState
+
+    @property
+    def finished(self) -> bool:
+        return self.host.step >= self.config.total_steps
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the rest of the run has an evaluation."""
+        return self._crossed(self.host.step, self.config.total_steps, self.config.eval.num_evals)
+
+    @property
+    def evaluates_next(self) -> bool:
+        """Whether an evaluation is due after the next iteration, if its state is good."""
+        step = self.host.step
+        return self._crossed(step, step + self.config.env_steps_per_iteration, self.config.eval.num_evals)
+
+    @property
+    def records_next(self) -> bool:
+        """Whether a recording is due after the next iteration, if its state is good."""
+        return self._records(self.host.step, self.host.step + self.config.env_steps_per_iteration)
+
+    def records(self, before: int) -> bool:
+        """Whether an evaluation after this iteration, which began at the step `before`, has its policy recorded."""
+        return self._records(before, self.host.step)
+
+    def resets(self, before: int) -> bool:
+        """Whether Brax's `num_resets_per_eval` asks for a reset after this iteration, which began at `before`."""
+        per_evaluation = self.config.ppo.num_resets_per_eval
+        return self._crossed(before, self.host.step, max(self.config.eval.num_evals, 1) * per_evaluation)
+
+    @property
+    def refills(self) -> bool:
+        """Whether to refill the pool of clean first states, if the run has drawn from it."""
+        every = self.config.env.reset_pool_refresh
+        return self.host.pool_used and every > 0 and self.host.iteration % every == 0
+
+    @property
+    def logs(self) -> bool:
+        """Whether a row is due after this iteration, with or without an evaluation.
+
+        After `ROWS` rows the interval doubles, and again whenever the run has doubled, so that files of long runs stay
+        small.
+        """
+        every = self.config.logging.log_every
+        doublings = max(self.host.iteration - 1, 0) // (every * ROWS)
+        return self.host.iteration % (every << doublings.bit_length()) == 0
+
+    def _records(self, before: int, after: int) -> bool:
+        every = self.config.render.every
+        return every > 0 and self._crossed(before, after, self.config.eval.num_evals, every)
+
+    def _crossed(self, before: int, after: int, times: int, every: int = 1) -> bool:
+        """Whether one of `times` equal parts of the run ended between two steps; of the parts, only each `every`th."""
+        total = self.config.total_steps
+        return min(after, total) * times // (total * every) > min(before, total) * times // (total * every)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from pathlib import Path
 
 from rlstable.io.run_folder import best_seed
@@ -36,12 +35,6 @@ class Result:
     history: list[Row]
     seeds: tuple[Result, ...] = ()
     policy_return: float | None = None
-
-    @property
-    def ending(self) -> StopReason:
-        """The old name of `stop_reason`."""
-        warnings.warn("Result.ending was renamed to Result.stop_reason", DeprecationWarning, stacklevel=2)
-        return self.stop_reason
 
     def __repr__(self) -> str:
         value = self.policy_return

@@ -1,26 +1,26 @@
-"""Resumes a run from its newest readable checkpoint, under the present configuration."""
+"""Resumes a seed from its newest readable checkpoint, under the present configuration, and logs what has changed."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from rlstable.config import Config, ConfigError, load
+from rlstable.config.schema import Section
 from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
 from rlstable.device.precision import Level
-from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import copied_folder
 from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
-from rlstable.runner.configuration_changes import changes, value_at
 from rlstable.runner.host_state import HostState
-from rlstable.runner.seed_programs import SeedPrograms
-from rlstable.runner.supervisor import Supervisor
+from rlstable.runner.programs import Programs
+from rlstable.runner.saving import Saving
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.snapshots import NAMES, SavedState, template
 
@@ -33,30 +33,19 @@ _PLANNED_FOR = (
 # Settings of the task; if one of them changed, the saved first states are of another task.
 _TASK = ("env.source", "env.name", "env.kwargs")
 
+# Settings that do not change training: where the run starts, logs and caches. A resume checks `devices` itself.
+_NO_TRAINING = frozenset({"resume", "seeds", "devices", "logging", "render", "compile_cache"})
 
-def resume(
-    checkpoints: Checkpoints,
-    config: Config,
-    programs: SeedPrograms,
-    supervisor: Supervisor,
-    host: HostState,
-    first_state: TrainState,
-    key: Callable[[], jax.Array],
-    event: Callable[..., None],
-) -> TrainState:
-    """Reads the newest readable checkpoint.
+
+def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]) -> TrainState:
+    """Reads the newest readable checkpoint: its host state and snapshots into those of `saving`.
 
     Numbers that schedules and searches moved are kept; numbers that the user has changed start from here.
 
     Args:
-        checkpoints: The run's checkpoints.
-        config: The present configuration.
-        programs: Receives the saved precision level.
-        supervisor: Receives the saved snapshots.
-        host: Receives the saved host state.
+        saving: The checkpoints of the seed, and what they hold.
         first_state: A training state before its first iteration.
         key: Returns the random key for resets.
-        event: Called as `event(kind, **fields)`.
 
     Returns:
         The training state for the present configuration.
@@ -64,11 +53,12 @@ def resume(
     Raises:
         ConfigError: There is no readable checkpoint, or it does not fit the configuration.
     """
+    config, host, programs, checkpoints = saving.config, saving.host, saving.programs, saving.checkpoints
     folder, new = checkpoints.directory.parent, config.model_dump(mode="json")
 
     def template_of(saved: Mapping[str, Any]) -> SavedState:
         _read_host_state(saved, new, folder, programs, host)
-        return _template(saved, programs, first_state)
+        return _template(saved, programs, host, first_state)
 
     read: dict[str, Any] = {}
 
@@ -89,26 +79,33 @@ def resume(
         read["tree"], read["saved"] = checkpoints.restore(template_of, iteration)
     tree, saved = read["tree"], read["saved"]
     old = saved["config"]
-    changed = {
-        "learning_rate": old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"],
-        "loss_scale": old["precision"] != new["precision"],
-    }
-    names = ("total_steps", *(name for name, is_changed in changed.items() if is_changed))
-    tuning = {name: getattr(first_state.tuning, name) for name in names}
-    state = supervisor.read(tree, {name: saved[name] for name in NAMES}, **tuning)
-    envs_changed = (saved["num_envs"], old["env"]["restore_info"]) != (programs.num_envs, config.env.restore_info)
+    loss_scale_changed = old["precision"] != new["precision"]
+    tuning: dict[str, Any] = {"total_steps": first_state.tuning.total_steps}
+    if old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"]:
+        tuning["learning_rate"] = first_state.tuning.learning_rate
+    if loss_scale_changed:
+        tuning["loss_scale"] = first_state.tuning.loss_scale
+    enabled, snapshots = config.supervise.recovery.enabled, saving.snapshots
+    state = snapshots.load(tree, host.iteration, {name: saved[name] for name in NAMES} if enabled else {}, **tuning)
+    host.step = int(state.counters.env_steps)
+    saving.steps[host.logged_iteration] = host.step
+    if enabled and snapshots.last_good.empty:
+        snapshots.last_good.keep(state, host.iteration, host.step)
+    setup, num_envs = programs.setup(host), programs.num_envs(host)
+    envs_changed = (saved["num_envs"], old["env"]["restore_info"]) != (num_envs, config.env.restore_info)
     envs_changed |= any(value_at(old, key) != value_at(new, key) for key in _TASK)
+    event = saving.log.event
     if envs_changed:
-        state = programs.setup.reset_envs_and_pool(state, key())
-        event("environments_redrawn", num_envs=programs.num_envs)
-    if envs_changed or changed["loss_scale"]:
-        state = programs.to_current_level(state, key())
+        state = setup.reset_envs_and_pool(state, key())
+        event("environments_redrawn", num_envs=num_envs)
+    if envs_changed or loss_scale_changed:
+        state = programs.converted(host, state, key())
     if copied_folder(folder, config.resume) is not None:
         host.wandb_run_id = None  # the original run keeps its run of Weights & Biases
-    state = programs.setup.with_empty_slots(state)
+    state = setup.with_empty_slots(state)
     event("resumed", iteration=host.iteration, version=saved["version"])
-    for change in changes(old, config, folder):
-        event("configuration_changed", **change._asdict())
+    for setting, before, now in changes(old, config):
+        event("configuration_changed", key=setting, old=before, new=now)
     changed_versions = differences(saved["versions"], programs.versions)
     if changed_versions:
         event("versions_changed", **changed_versions)
@@ -116,7 +113,7 @@ def resume(
 
 
 def _read_host_state(
-    saved: Mapping[str, Any], new: Mapping[str, Any], folder: Path, programs: SeedPrograms, host: HostState
+    saved: Mapping[str, Any], new: Mapping[str, Any], folder: Path, programs: Programs, host: HostState
 ) -> None:
     """Takes the host state of a checkpoint, without the parts that the present configuration `new` replaces.
 
@@ -138,10 +135,10 @@ def _read_host_state(
         host.plan = MemoryPlan()
 
 
-def _template(saved: Mapping[str, Any], programs: SeedPrograms, first_state: TrainState) -> SavedState:
+def _template(saved: Mapping[str, Any], programs: Programs, host: HostState, first_state: TrainState) -> SavedState:
     """The shapes of the saved training state, at the level and size of its training."""
     config = load(saved["config"])
-    state = template(programs.shapes(Level(*saved["level"]), saved["num_envs"], config.env.restore_info))
+    state = template(programs.shapes(host, Level(*saved["level"]), saved["num_envs"], config.env.restore_info))
     total = WideCounter.zero() if config.ppo.schedules_by_progress else None
     tuning = dataclasses.replace(first_state.tuning, total_steps=total)
     snapshots: dict[str, Any] = {}
@@ -154,3 +151,29 @@ def _template(saved: Mapping[str, Any], programs: SeedPrograms, first_state: Tra
 def _saved_level(saved: Mapping[str, Any]) -> list[str]:
     """The precision level of the saved configuration."""
     return [saved["config"]["precision"][key] for key in Level._fields]
+
+
+def changes(saved: Mapping[str, Any], config: Config) -> list[tuple[str, Any, Any]]:
+    """The settings that differ from the configuration of a checkpoint: dotted key, old and new value."""
+    differences = _differences(saved, config, config.model_dump(mode="json"), "")
+    return [change for change in differences if change[0].partition(".")[0] not in _NO_TRAINING]
+
+
+def value_at(settings: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key of nested settings; None if it does not exist."""
+    value: Any = settings
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _differences(
+    saved: Mapping[str, Any], section: Section, present: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, Any, Any]]:
+    """Key, old and new value of every setting that differs; a mapping that is no section is one value."""
+    for name in (name for name in present if name in saved):
+        value, old, new = getattr(section, name), saved[name], present[name]
+        if isinstance(value, Section) and isinstance(old, Mapping):
+            yield from _differences(old, value, new, f"{prefix}{name}.")
+        elif old != new and json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):  # NaN equals NaN
+            yield f"{prefix}{name}", old, new

@@ -9,8 +9,7 @@ import numpy as np
 from rlstable.config import Config
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
-from rlstable.runner.host_state import HostState
-from rlstable.runner.keys import SeedKeys
+from rlstable.runner.host_state import HostState, SeedKeys
 from rlstable.runner.result import Row
 from rlstable.supervise.return_watch import ReturnWatch
 from rlstable.supervise.snapshots import Snapshots
@@ -26,13 +25,6 @@ class ReturnCheck:
         collapsed: Whether this iteration's comparison has confirmed a collapse.
         best_return: Return of the best policy in the episodes of the comparison; None before the first collapse.
         fallen_return: Return of the collapsed policy in the same episodes; None if every episode was aborted.
-
-    Args:
-        config: The whole configuration.
-        host: The run's host state.
-        keys: The run's random keys.
-        snapshots: The states that the run may roll back to.
-        event: Called as `event(kind, **fields)`.
     """
 
     def __init__(
@@ -63,11 +55,7 @@ class ReturnCheck:
             self._snapshots.promote_candidate(self._is_best)
 
     def suspects(self, evaluation: Row) -> bool:
-        """Whether the return may have collapsed, so that `compare` must decide.
-
-        Args:
-            evaluation: Metrics of the present policy; empty if it was not evaluated.
-        """
+        """Whether the return may have collapsed, so that `compare` must decide; the evaluation may be empty."""
         self.collapsed = self._evaluated_best = False
         if not self.enabled or not self._healthy:
             return False
@@ -87,9 +75,7 @@ class ReturnCheck:
     def compare(self, best_returns: np.ndarray, present_returns: np.ndarray) -> None:
         """Decides whether the return has collapsed, from paired episodes of the policies of `policy_pair`.
 
-        Args:
-            best_returns: Returns of the best policy `[B]`, NaN where an episode does not count.
-            present_returns: Returns of the present policy in the same episodes.
+        Both returns are `[B]`, NaN where an episode does not count.
         """
         returns = {
             "best_return": _mean(best_returns),

@@ -1,4 +1,4 @@
-"""Saves the states of one seed, and counts the steps that are not saved.
+"""Saves the states of one seed: when, what, and what the run promises to have saved when it ends.
 
 With several processes only the writer saves. The other processes call the same methods, because a split state is
 gathered from all processes, and because all take the same decisions.
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstable import __version__
+from rlstable import __version__, faults
 from rlstable.config import Config
 from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
@@ -23,64 +23,69 @@ from rlstable.io.files import is_full, one_line
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
-from rlstable.runner.seed_log import SeedLog
-from rlstable.runner.seed_programs import SeedPrograms
+from rlstable.runner.log import SeedLog
+from rlstable.runner.programs import Programs
 from rlstable.supervise.snapshots import Snapshots
 from rlstable.supervise.stop_reasons import SAVED, StopReason, command
-
-NOTHING_SAVED = "nothing_saved"
 
 
 class Saving:
     """Saves the states of one seed, and counts the steps that are not saved.
 
-    Args:
-        config: The whole configuration.
-        host: The run's host state, saved beside the training state.
-        programs: Precision level, sizes and versions, saved as metadata.
-        snapshots: The states that the run may roll back to, saved with the training state.
-        log: Logs events; its record is complete before a state is saved.
+    Attributes:
         checkpoints: The checkpoints on disk.
+        steps: Environment steps by number, of the checkpoints that this process has read or written.
+
+    Args:
+        config: The configuration of this seed.
+        run_dir: The folder of this seed.
+        host: Its host state, saved beside the training state.
+        programs: Precision level, sizes and versions, saved as metadata.
+        snapshots: The states that the seed may roll back to, saved with the training state.
+        log: Logs events; its record is complete before a state is saved.
     """
 
     def __init__(
         self,
         config: Config,
+        run_dir: Path,
         host: HostState,
-        programs: SeedPrograms,
+        programs: Programs,
         snapshots: Snapshots,
         log: SeedLog,
-        checkpoints: Checkpoints,
     ):
-        self._config = config
-        self._host = host
-        self._programs = programs
-        self._snapshots = snapshots
-        self._log = log
-        self._checkpoints = checkpoints
-        self._failures = 0
+        self.config = config
+        self.host = host
+        self.programs = programs
+        self.snapshots = snapshots
+        self.log = log
+        # Only the writer looks at its folder, since the other processes only read.
+        in_place = (lambda: log.logbook.in_place) if hosts.is_writer() else bool
+        args = (run_dir, config.checkpoint, lambda kind, fields: log.event(kind, **fields), in_place)
+        fails = config.fault.site == "disk"
+        fault = config.fault.of_seed(config.seed)
+        self.checkpoints = faults.FailingCheckpoints(fault, *args) if fails else Checkpoints(*args)
+        self.steps: dict[int, int] = {}
         self._healthy = self._unsaved = False
         self._last_score: float | None = None
         self._last_good: tuple[int, int] | None = None  # iteration and environment steps
-        self._steps: dict[int, int] = {}  # environment steps by number, of the checkpoints of this process
-        self._first_step = host.step
         self._clock = time.monotonic
         self._saved_at = self._clock()  # or the start of the run
 
     @property
     def gone(self) -> bool:
         """Whether the run folder was deleted, moved or replaced; nothing more is written there, and the run ends."""
-        return not self._log.logbook.in_place
+        return not self.log.logbook.in_place
 
-    def due(self, iteration: int) -> bool:
-        """Whether to save after this iteration. Of several processes, none saves sooner after a failed save."""
-        due = self._checkpoints.due(iteration, self._host.logged_iteration)
-        return due if hosts.count() == 1 else iteration % self._config.checkpoint.every == 0
+    def _due(self, iteration: int) -> bool:
+        """Whether a save is due by count. Of several processes, none saves sooner after a failed save."""
+        due = self.checkpoints.due(iteration, self.host.logged_iteration)
+        return due if hosts.count() == 1 else iteration % self.config.checkpoint.every == 0
 
     @property
     def outdated(self) -> bool:
         """Whether the last save, or the start of the run, is `checkpoint.every_minutes` ago."""
-        config = self._config.checkpoint
+        config = self.config.checkpoint
         if not config.enabled or config.every_minutes is None:
             return False
         return self._clock() - self._saved_at >= 60.0 * config.every_minutes
@@ -93,7 +98,19 @@ class Saving:
         """Records that the state of the iteration may be saved, if it is good."""
         self._unsaved = self._healthy
         if self._healthy:
-            self._last_good = self._host.iteration, self._host.step
+            self._last_good = self.host.iteration, self.host.step
+
+    def after_iteration(self, state: TrainState, score: float | None, asked: bool) -> bool:
+        """Saves a healthy state if that is `asked` or due by count; returns False if the run folder is gone."""
+        if self._healthy and (asked or self._due(self.host.iteration)):
+            self.save(state, score)
+            return not hosts.from_writer("gone", lambda: self.config.checkpoint.enabled and self.gone)
+        return True
+
+    def save_at_once(self, state: TrainState) -> None:
+        """Saves after a rollback, so that a resume after a crash knows the attempt."""
+        self.save(state, None)
+        self.checkpoints.wait()
 
     def save_if_due(self, state: TrainState) -> None:
         """Saves a good state that is not saved, between two iterations."""
@@ -106,18 +123,13 @@ class Saving:
             self.save(state, None)
 
     def save(self, state: TrainState, score: float | None) -> None:
-        """Saves a state.
-
-        Args:
-            state: The training state.
-            score: Return of its evaluation; None if it was not evaluated.
-        """
-        if not self._config.checkpoint.enabled:
+        """Saves a state with the return of its evaluation; None if it was not evaluated."""
+        if not self.config.checkpoint.enabled:
             return
         self._saved_at = self._clock()  # also if the save fails: `due` retries sooner
-        host = self._host
-        host.wandb_run_id = self._log.logbook.wandb_run_id
-        saved, origins = self._snapshots.save(state, host.iteration)
+        host = self.host
+        host.wandb_run_id = self.log.logbook.wandb_run_id
+        saved, origins = self.snapshots.save(state, host.iteration)
         saved = sharding.gathered(dataclasses.replace(saved, incident=None))
         self._last_good = host.iteration, host.step
         self._last_score, self._unsaved = score, False
@@ -126,73 +138,45 @@ class Saving:
 
     def _write(self, state: TrainState, saved: Any, origins: Mapping[str, Any], score: float | None) -> None:
         """Writes a checkpoint, after the rows and the checkpoint before it."""
-        host = self._host
+        host = self.host
         policy, metadata = policy_arrays(state), {**self._metadata(score), **origins}
-        self._log.write_trips()
-        self._log.logbook.wait()  # a run that resumes from this checkpoint has all earlier rows
-        self._checkpoints.wait()
-        on_disk = self._checkpoints.on_disk()
-        number = host.logged_iteration
-        self._steps = {i: step for i, step in self._steps.items() if i in on_disk} | {number: host.step}
-        self._checkpoints.save(number, saved, policy, metadata, score=score)
+        self.log.write_trips()
+        self.log.logbook.wait()  # a run that resumes from this checkpoint has all earlier rows
+        self.checkpoints.wait()
+        on_disk, number = self.checkpoints.on_disk(), host.logged_iteration
+        self.steps = {i: step for i, step in self.steps.items() if i in on_disk} | {number: host.step}
+        self.checkpoints.save(number, saved, policy, metadata, score=score)
 
     def _metadata(self, score: float | None) -> dict[str, Any]:
         """The JSON beside the arrays of a checkpoint."""
-        programs = self._programs
-        setup = programs.setup
+        programs, setup = self.programs, self.programs.setup(self.host)
         return {
-            "host": dataclasses.asdict(self._host),
+            "host": dataclasses.asdict(self.host),
             "policy": policy_spec(setup.ppo.networks, setup.ppo.precision.matmul),
-            "config": self._config.model_dump(mode="json"),
+            "config": self.config.model_dump(mode="json"),
             "devices": programs.mesh.size,
-            "num_envs": programs.num_envs,
-            "level": programs.level,
+            "num_envs": programs.num_envs(self.host),
+            "level": programs.level(self.host),
             "backend": setup.loaded.backend,
-            "step": self._host.step,
+            "step": self.host.step,
             "return": score,
             "version": __version__,
             "versions": programs.versions,
         }
 
-    def on_checkpoint_event(self, kind: str) -> None:
-        """Counts failed saves, and warns at growing intervals how many steps are not saved.
-
-        Args:
-            kind: Kind of an event of `Checkpoints`.
-        """
-        if kind == "checkpoint_saved_again":
-            self._failures = 0
-            if self._host.signs.end(NOTHING_SAVED, self._host.logged_step):
-                self._log.event("sign_recovered", sign=NOTHING_SAVED)
-        if kind != "checkpoint_failed":
-            return
-        self._failures += 1
-        if self._failures >= 2 and self._failures & (self._failures - 1) == 0:
-            steps, folder = self._since_saved(), self._checkpoints.directory.parent
-            text = (
-                f"no good state was saved in the last {steps:,} steps, {self._failures:,} saves in a row have failed; "
-                f"{self._remedy(folder)}"
-            )
-            self._host.signs.log(NOTHING_SAVED, self._host.logged_step, text)
-            self._log.event("sign", sign=NOTHING_SAVED, text=text, value=steps)
-
     def unsaved_steps(self) -> int:
         """Environment steps up to the last good state that no checkpoint has; waits until a running save ends."""
-        if not self._config.checkpoint.enabled or not hosts.is_writer():
+        if not self.config.checkpoint.enabled or not hosts.is_writer():
             return 0
-        self._checkpoints.wait()
+        self.checkpoints.wait()
         return self._since_saved()
 
     def final_stop_reason(self, stop_reason: StopReason, state: TrainState) -> StopReason:
         """Checks the saved states: returns the stop reason, or `not_saved` if the state that it promises is not saved.
 
         May be called again with the result.
-
-        Args:
-            stop_reason: Why the run ends.
-            state: The last training state.
         """
-        if self._config.checkpoint.enabled and stop_reason in SAVED:
+        if self.config.checkpoint.enabled and stop_reason in SAVED:
             if self._healthy and hosts.from_writer("unsaved", lambda: bool(self.unsaved_steps() and not self.gone)):
                 self.save(state, self._last_score)  # the failed save once more
             name = hosts.from_writer("final_stop_reason", lambda: self._unless_not_saved(stop_reason).name)
@@ -213,44 +197,40 @@ class Saving:
             return stop_reason
         # A job that is queued again after exit code 75 resumes from the newest checkpoint.
         resumes = stop_reason is StopReason.time_limit and not self._nothing_on_disk
-        has_policy = self._checkpoints.best() is not None or resumes
-        return stop_reason if has_policy and not self._checkpoints.failing else StopReason.not_saved
+        has_policy = self.checkpoints.best() is not None or resumes
+        return stop_reason if has_policy and not self.checkpoints.failing else StopReason.not_saved
 
     @property
     def advice(self) -> str:
         """Advice for a run that ended without saving its last state."""
-        folder = self._checkpoints.directory.parent
+        folder = self.checkpoints.directory.parent
         if self.gone:
             return f"The run folder {folder} was deleted, moved or replaced while the run trained; train again."
-        if not self._checkpoints.failing and self._nothing_on_disk:
+        if not self.checkpoints.failing and self._nothing_on_disk:
             return "No state of this run was good, so none was saved; see the events guard_tripped in events.jsonl."
-        if not self._checkpoints.failing:
+        if not self.checkpoints.failing:
             return "The last states were bad, and no earlier good state was saved; set checkpoint=frequent."
-        remedy = self._remedy(folder)
-        remedy = remedy[0].upper() + remedy[1:]
+        error = self.checkpoints.error
+        if error is None or isinstance(error, OSError) or is_full(error):
+            remedy = f"Make room on the disk of {folder}, or check its permissions"
+        else:
+            remedy = f"Mend the cause of the failed save, {one_line(error)}"
         if self._nothing_on_disk:
             return f"{remedy}; no state of this run is saved, so train again."
         return f"{remedy}; then {command('train', folder, 'resume=')} trains the unsaved steps again."
-
-    def _remedy(self, folder: Path) -> str:
-        """A remedy for the last save that failed."""
-        error = self._checkpoints.error
-        if error is None or isinstance(error, OSError) or is_full(error):
-            return f"make room on the disk of {folder}, or check its permissions"
-        return f"mend the cause of the failed save, {one_line(error)}"
 
     @property
     def saved_step(self) -> int | None:
         """Environment steps of the newest checkpoint on disk; None without any. Does not wait for a running save."""
         newest = max(self._on_disk(), default=None)
-        return None if newest is None else self._steps.get(newest, self._first_step)
+        return None if newest is None else self.steps.get(newest, 0)
 
     @property
     def _nothing_on_disk(self) -> bool:
         return not self._on_disk()
 
     def _on_disk(self) -> list[int]:
-        return [] if self.gone else self._checkpoints.on_disk()
+        return [] if self.gone else self.checkpoints.on_disk()
 
     def _since_saved(self) -> int:
         """Environment steps from the newest checkpoint on disk to the last good state."""

@@ -42,17 +42,11 @@ from rlstable.supervise.memory import require_states
 
 
 class Program(NamedTuple):
-    """The compiled iteration.
+    """The compiled iteration."""
 
-    Attributes:
-        executable: The executable that JAX compiled.
-        precision: The level that it was compiled for.
-        seed_devices: The devices of several seeds; None if one device trains all, or all devices train one seed.
-    """
-
-    executable: Any
+    executable: Any  # of JAX
     precision: Precision
-    seed_devices: SeedDevices | None = None
+    seed_devices: SeedDevices | None = None  # None if one device trains all seeds, or all devices train one seed
 
     def __call__(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Runs one iteration; the state is donated."""
@@ -74,13 +68,13 @@ class TrainingSetup:
         single: One environment.
         loaded: The environment with its physics backend.
         env: The training environments.
-        ppo: The PPO algorithm.
+        ppo: The algorithm.
         precision: The precision level of all computations.
 
     Args:
-        config: The whole configuration.
+        config: The configuration.
         mesh: The devices of a seed.
-        more_guards: The user's guards, by site and name; None for none.
+        more_guards: The user's guards, by site and name.
         compiling: Context manager that shows the name of the program that is compiling; None for no message.
         single: An environment object of the user; None to load the configured environment.
         seed_devices: The devices that several seeds are divided over; None if there are not several of both.
@@ -149,11 +143,7 @@ class TrainingSetup:
     def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
         """The training state before the first iteration: clean first states, initial parameters, placed on the devices.
 
-        Args:
-            key: Random key for parameters and for training.
-            key_resets: Random key for the environments.
-            fault: The injected fault, at the site of the configuration.
-            ahead: Whether to start compiling the training program for this state in the background.
+        With `ahead`, the training program for this state starts to compile in the background.
 
         Raises:
             ConfigError: The environments' states do not fit into memory, or hardly any reset is clean.
@@ -196,16 +186,12 @@ class TrainingSetup:
         return sharding.placeholders(state, self._mesh, SPECS)
 
     def begin(self) -> None:
-        """Starts compiling the training program for one state in a background thread, if that is possible."""
+        """Starts compiling the training program for one state in the background, if that is possible."""
         if background.available():
             self._training = self._begin(1, lambda: (self.shapes(),))
 
     def compiled(self, *states: TrainState) -> Program:
-        """The training program, compiled once, before its first call.
-
-        Args:
-            *states: A training state or its `shapes`; with several seeds, one per seed.
-        """
+        """The training program of these states or their `shapes`, one per seed; compiled before its first call."""
         compiling, self._training = self._training, None
         with self._compiling("training"):
             executable = (compiling or self._begin(len(states), lambda: states)).result()

@@ -45,7 +45,6 @@ class StopRequest:
         self._save_and_end = save_and_end
         self._last_save = last_save
         self._signals = signals
-        self._iteration: tuple[float, float | None] | None = None  # start and expected seconds of a running iteration
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -56,25 +55,18 @@ class StopRequest:
         return StopReason.interrupted if number == signal.SIGINT else StopReason.preempted
 
     def agreed(self, next_seconds: float, saves: bool = False) -> tuple[StopReason | None, bool]:
-        """The requests that all processes agree on after an iteration. All processes must call it together.
+        """The stop reason that all processes agree on after an iteration, and whether to save.
 
-        Args:
-            next_seconds: Expected seconds of the next iteration.
-            saves: Whether the clock of this process asks for a checkpoint.
+        All processes must call it together.
 
-        Returns:
-            The stop reason that a signal or the clock of any process requests, and whether to save. A run that stops
-            saves in any case.
+        `next_seconds` is the expected duration of the next iteration, `saves` whether the clock of this process asks
+        for a checkpoint. A run that stops saves in any case.
         """
         request, save = divmod(hosts.largest(2 * _REQUESTS.index(self.requested(next_seconds)) + saves), 2)
         return _REQUESTS[request], bool(save)
 
     def requested(self, next_seconds: float) -> StopReason | None:
-        """The stop reason that a signal or the clock requests after an iteration, in this process.
-
-        Args:
-            next_seconds: Expected seconds of the next iteration.
-        """
+        """The stop reason that a signal or the clock of this process requests before an iteration of `next_seconds`."""
         by_signal = self.stop_reason
         if by_signal is not None or self._limit is None:
             return by_signal
@@ -88,19 +80,6 @@ class StopRequest:
                 self._signals = stack.enter_context(Signals())
             self._signals.announce = self._announce
             yield
-
-    @contextlib.contextmanager
-    def iterating(self, expected: float | None) -> Iterator[None]:
-        """Announces signals inside the block with the time that the iteration still takes.
-
-        Args:
-            expected: Expected seconds of the iteration; None if unknown.
-        """
-        self._iteration = time.monotonic(), expected
-        try:
-            yield
-        finally:
-            self._iteration = None
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
@@ -123,19 +102,7 @@ class StopRequest:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         at_once = " at once," if self._signals is not None and self._signals.owns_process else ""
         again = f"a second signal stops it{at_once} without saving ({self._last_save()})"
-        self._console.message(f"{name}: the run saves and stops{self._when()}; {again}")
-
-    def _when(self) -> str:
-        """The end of a sentence that says when the run stops; empty outside of an iteration."""
-        if self._iteration is None:
-            return ""
-        started, expected = self._iteration
-        if expected is None:
-            return " after this iteration, the first of this start, so its duration is not known yet"
-        left = expected - (time.monotonic() - started)
-        if left < 0.0:
-            return f" after this iteration, which takes longer than the {expected:.0f} s of the one before"
-        return f" after this iteration, in about {left:.0f} s"
+        self._console.message(f"{name}: the run saves and stops after this iteration; {again}")
 
     def _exit(self) -> None:
         """Saves the run and ends the process."""

@@ -1,18 +1,110 @@
-"""The lines that a finished run prints."""
+"""The header and the summary that a run prints, and the files that it writes when it ends."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import math
+import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
+from rlstable.config import Config
+from rlstable.device import hosts, machine, sharding
+from rlstable.io.console import Console
+from rlstable.io.files import write_atomically
 from rlstable.io.outcome import outcome_of
-from rlstable.io.run_folder import seed_of
+from rlstable.io.run_folder import (
+    best_seed,
+    free_reserve,
+    has_checkpoint,
+    seed_folder,
+    seed_folders,
+    seed_of,
+    write_result,
+)
+from rlstable.policy.statistics import interquartile_mean
+from rlstable.report.page import page
+from rlstable.report.run_record import read_record, read_records
+from rlstable.runner.result import Result
+from rlstable.runner.seed import Seed
+from rlstable.supervise import memory
 from rlstable.supervise.diagnosis import LOSS_NOT_FINITE, recovered_text
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason, command, short_path
 
 _MOST_SIGNS = 3
+_NOT_IN_EVENT = ("signs", "warnings")  # fields of `result.json` that the event `stopped` lacks
+
+
+def header(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
+    """The lines that a run prints before it trains, as names and values, from its first seed."""
+    return [
+        ("task", f"{config.env.name}{_physics(seed.setup.loaded.backend)}"),
+        ("device", _device(seed)),
+        ("steps", _steps(config, seed.programs.num_envs(seed.host))),
+        ("networks", _networks(config, seed)),
+        ("run folder", short_path(run_dir)),
+        *_services(config, seed, run_dir),
+    ]
+
+
+def _services(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
+    """The lines about TensorBoard and Weights & Biases: their folder or page, and the command that shows them."""
+    logging, logbook = config.logging, seed.log.logbook
+    several = config.seeds > 1
+    rows = []
+    if logging.tensorboard:
+        folder = run_dir if several else run_dir / "tensorboard"
+        rows.append(("tensorboard", f"tensorboard --logdir {shlex.quote(short_path(folder))}"))
+    if logging.wandb.mode == "offline" and logbook.wandb_run_id is not None:
+        # A run that is resumed has one folder for each part.
+        parts = f"{shlex.quote(short_path(run_dir))}{'/seed-*' * several}/wandb/offline-run-*"
+        rows.append(("wandb", f"offline; afterwards wandb sync {parts}"))
+    if logbook.wandb_url is not None:
+        group = f", in the group {seed.config.logging.wandb.group}" * several
+        rows.append(("wandb", f"{logbook.wandb_url}{group}; its files are in {short_path(seed.run_dir / 'wandb')}"))
+    return rows
+
+
+def _physics(backend: str | None) -> str:
+    return "" if backend is None else f", physics {'C MuJoCo' if backend == 'native' else backend}"
+
+
+def _device(seed: Seed) -> str:
+    mesh = seed.programs.mesh
+    if jax.default_backend() == "cpu":
+        device = f"{machine.name()}, {machine.share_of_cores(1)} cores"
+    else:
+        device = f"{seed.programs.device_count} x {sharding.device_kind(mesh)}"
+    if hosts.count() > 1:
+        device += f", {mesh.size} devices of {hosts.count()} processes"
+    limit = memory.limit(mesh.local_devices[0])
+    return device if limit is None else f"{device}, {memory.readable(limit)} of memory"
+
+
+def _steps(config: Config, num_envs: int) -> str:
+    ppo, per_iteration = config.ppo, config.env_steps_per_iteration
+    unrolls = ppo.batch_size * ppo.num_minibatches // ppo.num_envs
+    factors = [f"{num_envs:,} environments"]
+    factors += [f"{unrolls} unrolls"] * (unrolls > 1) + [f"{ppo.unroll_length} steps"]
+    factors += [f"action repeat {config.env.action_repeat}"] * (config.env.action_repeat > 1)
+    iterations = math.ceil(config.total_steps / per_iteration)
+    text = f"{' x '.join(factors)} = {per_iteration:,} per iteration, {iterations:,} iterations"
+    if config.total_steps < per_iteration:
+        text += f"; one iteration is more than total_steps={config.total_steps:,} and trained whole"
+    return text
+
+
+def _networks(config: Config, seed: Seed) -> str:
+    network = config.network
+    sizes = {"policy": network.policy_hidden_layer_sizes, "value": network.value_hidden_layer_sizes}
+    parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(seed.state.params))
+    layers = ", ".join(f"{name} {'-'.join(map(str, widths)) or 'linear'}" for name, widths in sizes.items())
+    return f"{layers}, {parameters:,} parameters"
 
 
 def describe(
@@ -26,9 +118,7 @@ def describe(
 
     Args:
         stop_reason: Why the run stopped.
-        fields: Fields of `result.json`: `step`, `seconds` and the fields that `outcome_of` reads; `wall_seconds` of
-            this process; `unsaved_steps`, `advice`, `signs` and `warnings` if there are any; `seeds` with the fields of
-            each of several seeds.
+        fields: Fields of `result.json`.
         run_dir: The run folder.
         policy: Folder of the policy, with several seeds of the best seed; None if nothing was saved.
         env_by_name: Whether the commands can load the environment; they cannot load an environment object.
@@ -102,11 +192,7 @@ def _of_signs(fields: Mapping[str, Any], seeds: Mapping[Any, Mapping[str, Any]])
 
 
 def describe_warnings(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The last lines that a finished run prints: one per warning; the same warning of several seeds is one line.
-
-    Args:
-        fields: Fields as for `describe`.
-    """
+    """The last lines that a finished run prints: one per warning; the same warning of several seeds is one line."""
     by_name: dict[str, list[tuple[str, str]]] = {}
     for seed, seed_fields in fields.get("seeds", {}).items() or [("", fields)]:
         for warning in seed_fields.get("warnings", []):
@@ -119,3 +205,131 @@ def describe_warnings(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _seed_prefix(seeds: list[str]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: " * bool(seeds)
+
+
+def finish_files(
+    stop_reason: StopReason, fields: Mapping[str, Any], config: Config, run_dir: Path, console: Console, gone: bool
+) -> None:
+    """Writes `result.json` and the report page and prints the summary. A file that cannot be written is only reported.
+
+    Nothing is written if the folder is `gone`: deleted, moved or replaced.
+    """
+    try:
+        if not gone:
+            free_reserve(run_dir)
+            write_result(run_dir, fields)
+    except OSError as error:
+        console.message(f"result.json could not be written: {error}")
+    if config.logging.report and not gone:
+        try:
+            with console.busy("writing report.html"):
+                records = read_records(run_dir) if "seeds" in fields else [read_record(run_dir)]
+                write_atomically(run_dir / "report.html", page(records))
+        except Exception as error:
+            console.message(f"report.html could not be written: {type(error).__name__}: {error}")
+    seeds = fields.get("seeds")
+    policy = run_dir
+    if seeds is not None:
+        saved_seeds = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
+        policy = best_seed(run_dir) or next(iter(saved_seeds), run_dir)
+    saved = not gone and any(map(has_checkpoint, (run_dir, *seed_folders(run_dir))))
+    by_name = config.env.source != "object"
+    rows = describe(stop_reason, fields, run_dir, policy if saved else None, by_name)
+    for seed, seed_fields in (seeds or {}).items():
+        folder = seed_folder(run_dir, seed)
+        seed_reason = StopReason[seed_fields["stop_reason"]]
+        if seed_reason in GIVEN_UP and seed_reason is not StopReason.needs_own_program and has_checkpoint(folder):
+            rows.append((f"seed {seed} alone", command("train", folder, "resume=")))
+    console.summary(rows + describe_warnings(fields))
+
+
+def finish_seed(seed: Seed, stop_reason: StopReason) -> tuple[dict[str, Any], Result]:
+    """Ends a seed: completes its files and releases its folder; returns the fields of `result.json`, and the result."""
+    log, saving = seed.log, seed.saving
+    with contextlib.closing(seed):
+        stop_reason = seed.final_stop_reason(stop_reason)
+        unsaved = saving.unsaved_steps()
+        more = {**_policy_fields(seed), **({"unsaved_steps": unsaved} if unsaved else {})}
+        seed.checkpoints.close()
+        fields = log.result(stop_reason, seed.cause, seed.advice, more)
+        numbers = (seed.host.step, log.last_evaluation, log.history)
+        result = Result(stop_reason, seed.run_dir, *numbers, policy_return=fields["return"])
+        if hosts.is_writer():
+            seed.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
+            log.logbook.wait()  # the report page reads it
+            finish_files(stop_reason, fields, seed.config, seed.run_dir, log.console, saving.gone)
+        return fields, result
+
+
+def _policy_fields(seed: Seed) -> dict[str, Any]:
+    """Fields of `result.json` about the policy that the run hands over; read by `io.outcome`.
+
+    `return` is measured in fresh episodes if possible, else by the evaluation that chose the policy.
+    """
+    checkpoints, host, fields = seed.checkpoints, seed.host, dict(seed.confirmed)
+    if not hosts.is_writer() or not seed.config.checkpoint.enabled or seed.saving.gone:
+        return fields
+    scores: dict[int, float | None] = dict(checkpoints.ranked())
+    iteration: int | None = fields.get("confirmed_iteration", next(iter(scores), checkpoints.latest()))
+    saved = None if iteration is None else checkpoints.host_data(iteration)
+    if iteration is None or saved is None:
+        return fields
+    value = fields.get("confirmed_return", scores.get(iteration, host.last_return))
+    known = [number for number in (value, host.best_return) if number is not None]
+    fields |= {"return": value, "best_return": max(known, default=None)}
+    about = saved["host"]
+    origin = {"iteration": about["iteration"], "step": saved["step"]} | (about.get("replaced") or {})
+    fields |= {"policy_iteration": origin["iteration"], "policy_step": origin["step"]}
+    if host.replaced is not None:
+        fields["fallen_return"] = host.replaced["fallen_return"]
+    return fields
+
+
+def finish_seeds(
+    seeds: Mapping[int, Mapping[str, Any]],
+    stop_reason: StopReason | None,
+    advice: str | None,
+    config: Config,
+    run_dir: Path,
+    console: Console,
+) -> dict[str, Any]:
+    """Writes the files of several seeds into the folder above theirs; returns the fields of `result.json`.
+
+    Args:
+        seeds: Fields of `result.json` of each seed.
+        stop_reason: Stop reason of the whole run; None if each seed has its own.
+        advice: Advice on the stop reason; None if there is none.
+        config: The configuration of the whole run.
+        run_dir: The folder above the folders of the seeds.
+        console: The console.
+    """
+    fields = fields_of(seeds, stop_reason) | ({} if advice is None else {"advice": advice})
+    finish_files(StopReason[fields["stop_reason"]], fields, config, run_dir, console, gone=not run_dir.is_dir())
+    return fields
+
+
+def fields_of(seeds: Mapping[int, Mapping[str, Any]], stop_reason: StopReason | None = None) -> dict[str, Any]:
+    """Fields of `result.json` of several seeds: the worst stop reason, interquartile means of returns."""
+    each = list(seeds.values())
+    worst = StopReason[max(each, key=lambda fields: int(fields["exit_code"]))["stop_reason"]] if each else None
+    reason = stop_reason or worst or StopReason.error
+    scored = [fields for fields in each if fields["best_return"] is not None]
+    confirmed = [fields["confirmed_return"] for fields in scored if "confirmed_return" in fields]
+    return {
+        "stop_reason": reason.name,
+        "exit_code": reason.exit_code,
+        "step": max((fields["step"] for fields in each), default=0),
+        "return": _iqm(outcome_of(fields).value for fields in each),
+        "best_return": _iqm(fields["best_return"] for fields in each),
+        "last_return": _iqm(fields["last_return"] for fields in each),
+        **({"confirmed_return": _iqm(confirmed)} if confirmed and len(confirmed) == len(scored) else {}),
+        "seconds": max((fields["seconds"] for fields in each), default=0.0),
+        "rollbacks": sum(fields["rollbacks"] for fields in each),
+        "warnings": [warning | {"seed": seed} for seed in sorted(seeds) for warning in seeds[seed]["warnings"]],
+        "seeds": {seed: seeds[seed] for seed in sorted(seeds)},
+    }
+
+
+def _iqm(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return float(interquartile_mean(np.array(known))) if known else None

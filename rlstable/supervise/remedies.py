@@ -26,7 +26,7 @@ SCALES = tuple(_FACTORS.values())
 def apply(remedy: Remedy, state: TrainState, optimizer: Optimizer) -> TrainState:
     """Applies a remedy.
 
-    `fresh_resets` and `raise_precision` change nothing here: `Supervisor` resets the environments at every rollback and
+    `fresh_resets` and `raise_precision` change nothing here: every rollback resets the environments and
     changes the precision.
     """
     if remedy.name == "reset_optimizer":

@@ -151,14 +151,6 @@ class SignMemory:
         """Records a sign that does not come from metrics."""
         self.records.setdefault(name, SignRecord()).log(step, text)
 
-    def end(self, name: str, step: int) -> bool:
-        """Records that the trouble of a logged sign is over; returns False if there was none."""
-        record = self.records.get(name)
-        if record is None or not record.lasts:
-            return False
-        record.recovered_step = step
-        return True
-
     def add_training(self, mean_return: float, length: float) -> None:
         """Records the mean return and length of the episodes that ended in an iteration."""
         difference = mean_return - (mean_return if self.training_return is None else self.training_return)

@@ -58,7 +58,7 @@ def run_seed(case: str, seed: int, overrides: Sequence[str]) -> Row:
         result = loop.run()
         rollbacks = matching(results.read(Path(folder) / "events.jsonl"), kind="rolled_back")
         run = loop.single
-        networks, best = run.programs.setup.ppo.networks, None
+        networks, best = run.setup.ppo.networks, None
         with contextlib.suppress(ConfigError):  # the run saved no policy
             policy = load_policy(folder)
             best = mean_return(config, networks, policy.params, policy.statistics)

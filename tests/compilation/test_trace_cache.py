@@ -36,9 +36,8 @@ from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
-from rlstable.runner.seed_programs import SeedPrograms
+from rlstable.runner.programs import Programs as RunPrograms
 from rlstable.runner.setup import TrainingSetup
-from rlstable.runner.setup_cache import Factories
 
 ROOT = Path(__file__).resolve().parents[2]
 BRAX = {"source": "brax", "name": "fast"}
@@ -473,7 +472,7 @@ def test_process_that_ran_user_code_caches_nothing(trusted: Path, monkeypatch: p
     assert type(programs_of(config, mesh(1))) is Programs
 
 
-def test_training_and_evaluation_share_braxs_environments_only(tmp_path: Path) -> None:
+def test_training_and_evaluation_share_braxs_environments_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's environment may own a simulator, which training and evaluation would both disturb."""
     for sections, shared in (({}, False), ({"env": BRAX}, True), ({"env": BRAX, "eval": {"env_kwargs": {}}}, True)):
         given: list[Any] = []
@@ -481,11 +480,10 @@ def test_training_and_evaluation_share_braxs_environments_only(tmp_path: Path) -
         def evaluator(*args: Any, given: list[Any] = given) -> Any:
             given.append(args[-1])
 
-        builds = Factories(TrainingSetup, evaluator)
-        tell = (lambda _: contextlib.nullcontext(), lambda *_, **__: None)
-        programs = SeedPrograms(tiny_config(**sections), mesh(1), {}, *tell, HostState(), builds)
-        assert programs.evaluator is None
-        assert given == ([programs.setup.single] if shared else [None])
+        monkeypatch.setattr("rlstable.runner.programs.make_evaluator", evaluator)
+        programs = RunPrograms(tiny_config(**sections), mesh(1), {}, lambda _: contextlib.nullcontext())
+        assert programs.evaluator(HostState()) is None
+        assert given == ([programs.setup(HostState()).single] if shared else [None])
 
 
 def test_fingerprint_of_sources_follows_their_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

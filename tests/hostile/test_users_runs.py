@@ -141,7 +141,7 @@ def test_additional_field_that_goes_bad_is_replaced_and_no_cause_for_more_precis
     loop = TrainingLoop(config, tmp_path)
     result = loop.run()
     assert result.stop_reason is StopReason.completed
-    assert loop.single.programs.level.matmul == "default"
+    assert loop.single.level.matmul == "default"
     # 8 environments take 96 steps each: bad after 30, 60 and 90.
     assert result.history[-1]["guards/quarantine/info"] == 24
     assert np.isfinite(np.asarray(loop.single.state.env_state.memory)).all()

@@ -24,6 +24,7 @@ from rlstable.io.run_folder import newest_run, read_overrides, write_overrides
 from rlstable.io.versions import versions
 from rlstable.policy import load_policy
 from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.summary import finish_seed
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -175,7 +176,7 @@ def test_resumed_run_logs_changed_versions(finished: Path, monkeypatch: pytest.M
     TrainingLoop(quick(4, resume="auto"), finished).run()
     assert "versions_changed" not in [event["kind"] for event in events(finished)]
     changed = {**versions(), "jax": "99.0", "python": "4.0"}
-    monkeypatch.setattr("rlstable.runner.seed_programs.versions", lambda: changed)
+    monkeypatch.setattr("rlstable.runner.programs.versions", lambda: changed)
     TrainingLoop(quick(5, resume="auto"), finished).run()
     [event] = [event for event in events(finished) if event["kind"] == "versions_changed"]
     assert event == {
@@ -191,7 +192,7 @@ def test_result_of_an_earlier_run_is_deleted_with_the_first_new_iteration(finish
     assert (finished / "result.json").exists()
     runner.advance()
     assert not (finished / "result.json").exists()
-    runner.single.finish(StopReason.stopped)
+    finish_seed(runner.single, StopReason.stopped)
     assert json.loads((finished / "result.json").read_text())["stop_reason"] == "stopped"
 
 

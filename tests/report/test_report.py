@@ -79,7 +79,7 @@ def test_failing_report_does_not_fail_the_run(
     def fail(*_: Any) -> str:
         raise ZeroDivisionError("no")
 
-    monkeypatch.setattr("rlstable.runner.finish.page", fail)
+    monkeypatch.setattr("rlstable.runner.summary.page", fail)
     runner = trained(tmp_path, logging={"console": "plain"}, total_steps=64, eval={"num_evals": 0})
     assert runner.single.host.step == 64
     assert "report.html could not be written: ZeroDivisionError: no" in capsys.readouterr().out

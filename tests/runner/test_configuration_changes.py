@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -14,13 +13,13 @@ from toys import tiny_config
 
 from rlstable.cli.compose import compose
 from rlstable.config import Config
-from rlstable.io.console import Console, describe_event
+from rlstable.io.console import describe_event
 from rlstable.io.run_folder import write_config
 from rlstable.policy import load_policy
 from rlstable.report.page import page
 from rlstable.report.run_record import read_record
-from rlstable.runner.configuration_changes import SettingChange, changes
 from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.resume import changes
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -61,22 +60,21 @@ def told(folder: Path) -> list[dict[str, Any]]:
     """The events of changed settings, without step, time and kind."""
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     own = [event for event in events if event["kind"] == "configuration_changed"]
-    return [{key: event[key] for key in ("key", "old", "new", "how")} for event in own]
+    return [{key: event[key] for key in ("key", "old", "new")} for event in own]
 
 
-def test_event_and_page_tell_edited_from_typed_settings(folder: Path) -> None:
+def test_edited_and_typed_settings_are_events_and_on_the_page(folder: Path) -> None:
     edit(folder / "config.yaml", "ppo", "num_resets_per_eval", 1)  # compiles no other program
     # The folder is a copy, so the user has to trust it.
     config = compose([f"resume={folder}", "total_steps=128", "trust=true"])
     assert TrainingLoop(config, folder).run().stop_reason is StopReason.completed
     assert told(folder) == [
-        {"key": "ppo.num_resets_per_eval", "old": 0, "new": 1, "how": "edited"},
-        {"key": "total_steps", "old": 64, "new": 128, "how": "typed"},
+        {"key": "ppo.num_resets_per_eval", "old": 0, "new": 1},
+        {"key": "total_steps", "old": 64, "new": 128},
     ]
     html = page([read_record(folder)])
     assert "<h2>Changed settings</h2>" in html
-    row = "<code>ppo.num_resets_per_eval</code></td><td><code>0</code></td><td><code>1</code></td><td><code>edited"
-    assert row in html
+    assert "<code>ppo.num_resets_per_eval</code></td><td><code>0</code></td><td><code>1</code></td>" in html
     assert load_policy(folder, "latest").host["config"]["ppo"]["num_resets_per_eval"] == 1
     # A change is logged once, not at every later resume.
     TrainingLoop(compose([f"resume={folder}", "total_steps=192"]), folder).run()
@@ -86,7 +84,7 @@ def test_event_and_page_tell_edited_from_typed_settings(folder: Path) -> None:
 def test_changed_folders_and_loggers_are_not_logged(folder: Path) -> None:
     saved = load_policy(folder, "latest").host["config"]
     other = quick(resume="auto", compile_cache=None, logging={"console": "plain", "wandb": {"name": "other"}})
-    assert changes(saved, other, folder) == []
+    assert changes(saved, other) == []
     html = page([read_record(folder)])
     assert "Changed settings" not in html
 
@@ -99,58 +97,27 @@ def test_all_kinds_of_values_are_compared(folder: Path) -> None:
         guards={"limiters": {"kl": None}},
         seed=3,
     )
-    found = {change.key: change for change in changes(saved, now, folder)}
-    assert found["env.kwargs"] == SettingChange("env.kwargs", None, {"bound": 2.0}, "typed")
-    assert found["network.policy_hidden_layer_sizes"].old == [8]
-    assert found["network.policy_hidden_layer_sizes"].new == [16]
-    assert found["guards.limiters.kl"].new is None
-    assert found["seed"] == SettingChange("seed", 0, 3, "typed")
+    found = {key: (old, new) for key, old, new in changes(saved, now)}
+    assert found["env.kwargs"] == (None, {"bound": 2.0})
+    assert found["network.policy_hidden_layer_sizes"] == ([8], [16])
+    assert found["guards.limiters.kl"][1] is None
+    assert found["seed"] == (0, 3)
     assert len(found) == 4
-
-
-def test_change_counts_as_typed_if_config_yaml_is_missing(folder: Path) -> None:
-    saved = load_policy(folder, "latest").host["config"]
-    (folder / "config.yaml").unlink()
-    assert changes(saved, quick(seed=3), folder) == [SettingChange("seed", 0, 3, "typed")]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        (0.95, 0.15, "ppo.discounting: 0.95 -> 0.15 (edited)"),
-        (0.000123456, 0.000123457, "ppo.discounting: 0.000123456 -> 0.000123457 (edited)"),
-        (None, True, "ppo.discounting: null -> true (edited)"),
-        ([8, 8], {"a": 1}, 'ppo.discounting: [8, 8] -> {"a": 1} (edited)'),
-        ("toys:A", "x\ny", "ppo.discounting: toys:A -> x y (edited)"),
+        (0.95, 0.15, "ppo.discounting: 0.95 -> 0.15"),
+        (0.000123456, 0.000123457, "ppo.discounting: 0.000123456 -> 0.000123457"),
+        (None, True, "ppo.discounting: null -> true"),
+        ([8, 8], {"a": 1}, 'ppo.discounting: [8, 8] -> {"a": 1}'),
+        ("toys:A", "x\ny", "ppo.discounting: toys:A -> x y"),
     ],
 )
 def test_change_is_one_line(old: Any, new: Any, line: str) -> None:
-    fields = {"key": "ppo.discounting", "old": old, "new": new, "how": "edited"}
+    fields = {"key": "ppo.discounting", "old": old, "new": new}
     assert describe_event("configuration_changed", fields) == f"configuration_changed: {line}"
-
-
-def test_console_marks_what_was_edited_and_not_what_was_typed() -> None:
-    stream = io.StringIO()
-    console = Console("plain", 100, stream=stream)
-    for how in ("edited", "typed"):
-        console.event(64, "configuration_changed", {"key": "seed", "old": 0, "new": 1, "how": how})
-    lines = [line for line in stream.getvalue().splitlines() if "seed" in line]
-    assert [line.strip()[0] for line in lines] == ["!", "-"]
-    assert lines[0].endswith("seed: 0 -> 1 (edited)")
-
-
-@pytest.mark.slow
-def test_every_seed_of_a_fleet_logs_an_edit_in_the_folder_of_the_fleet(tmp_path: Path) -> None:
-    with_two = {"seeds": 2, "total_steps": 64}
-    TrainingLoop(quick(**with_two), tmp_path).run()
-    edit(tmp_path / "config.yaml", "ppo", "num_resets_per_eval", 1)
-    now = quick(**with_two | {"total_steps": 128}, ppo={"num_resets_per_eval": 1}, resume="auto")
-    TrainingLoop(now, tmp_path).run()
-    for seed in (0, 1):
-        assert told(tmp_path / f"seed-{seed}") == [
-            {"key": "ppo.num_resets_per_eval", "old": 0, "new": 1, "how": "edited"},
-            {"key": "total_steps", "old": 64, "new": 128, "how": "typed"},
-        ]
 
 
 def test_configuration_of_a_checkpoint_is_under_a_checksum(folder: Path) -> None:

@@ -18,12 +18,11 @@ from rlstable.io.run_folder import best_seed, read_result
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
 from rlstable.policy.saved_run import open_run
 from rlstable.report.run_record import read_record
-from rlstable.runner import after_iteration, loop, setup_cache
-from rlstable.runner.confirm import CONFIRMED_AT, confirm
+from rlstable.runner import after_iteration, programs
+from rlstable.runner.evaluation import CONFIRMED_AT, confirm
 from rlstable.runner.host_state import HostState
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
-from rlstable.runner.setup_cache import Factories
 from rlstable.supervise.memory_plan import OutOfMemory
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -82,9 +81,11 @@ class FirstEvaluationIsLucky:
 
 
 def lucky_run(folder: Path, stub: Any = None, **checkpoint: Any) -> tuple[Result, FirstEvaluationIsLucky]:
-    evaluators = FirstEvaluationIsLucky(setup_cache.DEFAULT_FACTORIES.evaluator, **stub or {})
+    evaluators = FirstEvaluationIsLucky(programs.make_evaluator, **stub or {})
     config = learning(checkpoint={"every": 3, "asynchronous": False, **checkpoint})
-    return TrainingLoop(config, folder, factories=Factories(evaluator=evaluators)).run(), evaluators
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "make_evaluator", evaluators)
+        return TrainingLoop(config, folder).run(), evaluators
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -137,9 +138,8 @@ def test_confirmed_policy_is_the_best_of_the_candidates(run: tuple[Result, First
     result, evaluators = run
     runner = TrainingLoop(learning(resume="auto"), result.run_dir)
     runner.close()
-    returns = [
-        runner.single.programs.evaluator.evaluate(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]
-    ]
+    evaluator = runner.programs.evaluator(runner.single.host)
+    returns = [evaluator.evaluate(one)[0]["eval/episode_reward"] for one in evaluators.played[4:]]
     assert (read_result(result.run_dir) or {})["confirmed_return"] == max(returns)  # type: ignore[type-var]
 
 
@@ -237,7 +237,8 @@ def test_signal_while_the_best_is_confirmed_ends_the_confirmation(
 ) -> None:
     runner = TrainingLoop(learning(resume="auto"), shutil.copytree(run[0].run_dir, tmp_path / "run"))
     runner.single.confirmed = {}
-    confirm([runner.single], runner.single.programs.evaluator.evaluate, 1, lambda _: StopReason.interrupted)
+    evaluator = runner.programs.evaluator(runner.single.host)
+    confirm([runner.single], evaluator.evaluate, 1, lambda _: StopReason.interrupted)
     runner.close()
     assert not runner.single.confirmed
     assert events(tmp_path / "run", "best_not_confirmed")[0]["because"] == "interrupted"
@@ -290,8 +291,8 @@ def test_confirmed_best_is_dropped_when_training_continues(
 
 
 def test_seeds_are_confirmed_together_in_full_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluators = FirstEvaluationIsLucky(loop.make_evaluator)
-    monkeypatch.setattr(loop, "make_evaluator", evaluators)
+    evaluators = FirstEvaluationIsLucky(programs.make_evaluator)
+    monkeypatch.setattr(programs, "make_evaluator", evaluators)
     result = TrainingLoop(learning(seeds=2), tmp_path).run()
     assert result.stop_reason is StopReason.completed
     assert {len(judged) for judged in evaluators.played} == {2}

@@ -10,8 +10,8 @@ import pytest
 from toys import tiny_config
 
 from rlstable.io import services
-from rlstable.runner.header import header
 from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.summary import header
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 

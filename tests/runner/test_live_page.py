@@ -10,7 +10,7 @@ from toys import tiny_config
 
 from rlstable.report.page import page
 from rlstable.report.run_record import read_record
-from rlstable.runner.live_page import LivePage
+from rlstable.runner.log import LivePage
 from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

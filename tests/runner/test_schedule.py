@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import tiny_config
 
-from rlstable.runner.host_state import HostState
-from rlstable.runner.schedule import ROWS, Schedule
+from rlstable.runner.host_state import ROWS, HostState, Schedule
 
 
 def schedule(host: HostState, **sections: Any) -> Schedule:

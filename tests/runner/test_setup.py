@@ -148,7 +148,7 @@ def test_program_of_the_setup_is_the_program_of_a_run(tmp_path: Path) -> None:
         specs = (SPECS, sharding.REPLICATED)
         return sharding.over_devices(ppo.iteration, mesh(1), (SPECS,), specs, donate=(0,)).lower(state).as_text()
 
-    assert text(assembly.ppo, assembly.shapes()) == text(runner.single.programs.setup.ppo, runner.single.state)
+    assert text(assembly.ppo, assembly.shapes()) == text(runner.single.setup.ppo, runner.single.state)
 
 
 @pytest.mark.usefixtures("shared_programs")

@@ -1,31 +1,40 @@
-"""The log of one seed: rows, events, signs of trouble, and the fields of `result.json`."""
+"""The log of one seed: rows, events, signs of trouble, the live page, and the fields of `result.json`."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
+import psutil
 
 from rlstable import faults
 from rlstable.config import Config
 from rlstable.device import hosts
+from rlstable.device.packed import PackedDict
+from rlstable.io import logbook
 from rlstable.io.console import Console
-from rlstable.io.logbook import Logbook
+from rlstable.io.files import write_atomically
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics
+from rlstable.report.page import page
+from rlstable.report.run_record import read_records
 from rlstable.runner.host_state import HostState
-from rlstable.runner.live_page import LivePage
 from rlstable.runner.result import Row
-from rlstable.runner.telemetry import Telemetry
 from rlstable.supervise.diagnosis import Signs, advice, warnings_of
 from rlstable.supervise.stop_reasons import StopReason
 
 Callback = Callable[[int, Row], Any]
 
-# An evaluation share above this is logged, once this many seconds were spent on it.
-_SLOW_SHARE, _SLOW_SECONDS = 0.25, 30.0
+_PAGE_SECONDS = 30.0  # between two live pages
+_PAGE_SHARE = 0.02  # greatest share of the time that goes into pages; long runs have large pages
 
 
 class SeedLog:
@@ -36,53 +45,49 @@ class SeedLog:
         last_evaluation: Metrics of the last evaluation.
         stopped_by_callback: Whether the callback asked the run to stop.
         logbook: Writes rows and events to all outputs.
-        telemetry: Metrics of the iterations since the last row; exists after `start`.
+        telemetry: Metrics of the iterations since the last row.
 
     Args:
-        config: The whole configuration.
-        run_dir: The run folder.
+        config: The configuration of this seed.
+        run_dir: The folder of this seed.
+        host: Its host state.
+        ppo: For the names of guards and causes.
         callback: Called as `callback(step, row)` with every row, in the writer; returning True stops the run.
         console: The console.
-        host: The run's host state.
         live_page: The report page of the run, which all seeds share.
     """
-
-    telemetry: Telemetry
 
     def __init__(
         self,
         config: Config,
         run_dir: Path,
+        host: HostState,
+        ppo: PPO,
         callback: Callback | None,
         console: Console,
-        host: HostState,
         live_page: LivePage,
     ):
+        self.console = console
         self._config = config
         self._callback = callback
         self._host = host
-        failing_sinks = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
+        failing = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
         pages = [live_page] if config.logging.report else []
-        self.logbook = Logbook(config, run_dir, console, [*failing_sinks, *pages])
+        self.logbook = logbook.Logbook(config, run_dir, console, [*failing, *pages])
+        self.telemetry = Telemetry(config, ppo)
         self._signs = Signs(config, self.event)
+        self._update_guards = ppo.update_guards
         self.history: list[Row] = []
         self.last_evaluation: Row = {}
         self.stopped_by_callback = False
         self._opened = time.perf_counter()
         self._before = (0.0, 0.0)  # seconds of training and of evaluation in earlier processes
-        self._warned_of_evaluation = False
         self._trips: dict[str, Counter[str]] = {}  # since the last event
-
-    def start(self, ppo: PPO) -> None:
-        """Opens the outputs, in the writer. Must run when the first step of the run is known.
-
-        Args:
-            ppo: For the names of guards and causes.
-        """
-        self._update_guards = ppo.update_guards
         # A script may pass the callback in process 0 only; the exchange needs all processes.
-        self._has_callback = hosts.from_writer("has_callback", lambda: self._callback is not None)
-        self.telemetry = Telemetry(self._config, ppo)
+        self._has_callback = hosts.from_writer("has_callback", lambda: callback is not None)
+
+    def start(self) -> None:
+        """Opens the outputs, in the writer. Must run when the first step of the run is known."""
         self._before = (self._host.elapsed, self._host.evaluated)
         if hosts.is_writer():
             self.logbook.start(self._host.wandb_run_id, None if self._config.resume is None else self._host.logged_step)
@@ -103,11 +108,7 @@ class SeedLog:
             self.logbook.event(self._host.logged_step, kind, fields)
 
     def iteration(self, metrics: Metrics) -> None:
-        """Counts the trips of an iteration and looks for signs of trouble.
-
-        Args:
-            metrics: Of the iteration, on the host.
-        """
+        """Counts the trips of an iteration and looks for signs of trouble."""
         host, config = self._host, self._config
         if bool(metrics.healthy):
             values = {**metrics.values, "training/episodes": int(metrics.counters.episodes)}
@@ -124,7 +125,6 @@ class SeedLog:
         """Records an evaluation; returns its part of the next row."""
         host = self._host
         host.evaluated += metrics["eval/epoch_eval_time"] or 0.0
-        self._warn_of_slow_evaluation()
         self.last_evaluation = row = {**metrics, "eval/walltime": host.evaluated}
         value = row["eval/episode_reward"]
         host.last_return = value
@@ -136,32 +136,16 @@ class SeedLog:
             host.best_return = float(value)
         return row
 
-    def _warn_of_slow_evaluation(self) -> None:
-        """Logs once that evaluation takes much of the time, with the keys to change."""
-        training, evaluation = self._seconds_here()
-        if self._warned_of_evaluation or evaluation < _SLOW_SECONDS:
-            return
-        share = evaluation / (training + evaluation)
-        if share > _SLOW_SHARE:
-            self._warned_of_evaluation = True
-            sizes = self._config.eval
-            remedy = f"lower eval.num_envs={sizes.num_envs} or eval.num_evals={sizes.num_evals}"
-            self.event("evaluation_slow", share=round(share, 2), remedy=remedy)
-
     def _seconds_here(self) -> tuple[float, float]:
         """Seconds of training and of evaluation in this process."""
         return self._host.elapsed - self._before[0], self._host.evaluated - self._before[1]
 
     def first_row(self, metrics: Row) -> None:
-        """Logs the evaluation of the untrained policy, before the first iteration."""
+        """Logs the evaluation of the untrained policy."""
         self._log_row(self.evaluation(metrics))
 
     def row(self, evaluation: Row) -> None:
-        """Logs a row of the iterations since the last one.
-
-        Args:
-            evaluation: From `evaluation`; empty if the policy was not evaluated.
-        """
+        """Logs a row of the iterations since the last one, with the result of `evaluation` or without."""
         self.write_trips()
         host, config = self._host, self._config
         row = self.telemetry.flush(host.elapsed) | evaluation
@@ -219,3 +203,114 @@ class SeedLog:
         if run_advice is not None:
             fields["advice"] = run_advice
         return fields
+
+
+class Telemetry:
+    """Collects the metrics of a logging interval and makes a row of them: means, rates, counters, memory."""
+
+    def __init__(self, config: Config, ppo: PPO):
+        self._steps = config.env_steps_per_iteration
+        sites: list[Any] = [ppo.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards]
+        self._causes = {name: guard.causes for site in sites for name, guard in site.items()}
+        self._metrics: list[Metrics] = []
+        self._seconds = 0.0
+        self._process = psutil.Process()
+
+    def add(self, metrics: Metrics, seconds: float) -> None:
+        self._metrics.append(metrics)
+        self._seconds += seconds
+
+    def trips(self, metrics: Metrics) -> dict[str, dict[str, int]]:
+        """Trips of an iteration by guard and cause; only guards that tripped."""
+        return {
+            name: {cause: int(n) for cause, n in zip(self._causes[name], counts, strict=True) if n}
+            for name, counts in metrics.trips.items()
+            if np.any(counts)
+        }
+
+    def flush(self, walltime: float) -> Row:
+        """The row of the interval that ends now, after `walltime` seconds of training; starts the next interval."""
+        last = self._metrics[-1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a mean over no finite value is NaN, as intended
+            packed_means = np.nanmean([metrics.values.whole for metrics in self._metrics], axis=0).tolist()
+        means = {name: packed_means[place] for name, place in last.values.indices.items()}
+        # Without an accepted update, NaN means "no value" and is left out; otherwise a NaN is logged.
+        learned = means["training/accepted_share"] > 0
+        # A return beside a loss that is not finite is one of environments with bad states.
+        ruined = learned and not np.isfinite(means["training/v_loss"])
+        ended = not np.isnan(means["episode/length"]) and not ruined
+        row: Row = {
+            name: value
+            for name, value in means.items()
+            if (ended or not name.startswith("episode/")) and (learned or not np.isnan(value))
+        }
+        row["training/sps"] = len(self._metrics) * self._steps / self._seconds
+        row["training/walltime"] = walltime
+        row["training/iteration"] = int(last.counters.iterations)
+        row["training/updates"] = int(last.counters.updates)
+        row["training/episodes"] = int(last.counters.episodes)
+        row |= self._trip_counts(last.counters.trips)
+        row |= self._memory()
+        self._metrics, self._seconds = [], 0.0
+        return row
+
+    def _trip_counts(self, trips: PackedDict) -> Row:
+        """Trips since the start of the run, by guard and by cause; causes without a trip are left out."""
+        row: Row = {}
+        if trips:
+            counts = (trips.whole.hi.astype(np.uint64) << np.uint64(32) | trips.whole.lo).tolist()
+            for name, place in trips.indices.items():
+                row[f"guards/{name}/trips"] = sum(counts[place])
+                if row[f"guards/{name}/trips"]:
+                    by_cause = zip(self._causes[name], counts[place], strict=True)
+                    row |= {f"guards/{name}/{cause}": count for cause, count in by_cause if count}
+        return row
+
+    def _memory(self) -> Row:
+        """Memory of this process, and of the first device, if JAX reports it."""
+        row: Row = {"memory/host_mb": self._process.memory_info().rss / 2**20}
+        stats = jax.local_devices()[0].memory_stats()
+        if stats:
+            row["memory/device_mb"] = stats.get("bytes_in_use", 0) / 2**20
+            row["memory/device_peak_mb"] = stats.get("peak_bytes_in_use", 0) / 2**20
+        return row
+
+
+class LivePage:
+    """Sink that writes the report page of a running run, in the thread of the services. All seeds share one.
+
+    The page is a convenience: if it cannot be written, nothing is reported. The page at the end reports its errors.
+    `owns_folder` returns whether the folder is still this run's.
+    """
+
+    def __init__(self, run_dir: Path, owns_folder: Callable[[], bool], clock: Callable[[], float] = time.monotonic):
+        self._run_dir = run_dir
+        self._owns_folder = owns_folder
+        self._clock = clock
+        self._due = float("-inf")
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def log(self, step: int, metrics: logbook.Metrics) -> None:
+        del step, metrics
+        if (started := self._clock()) < self._due:
+            return
+        with self._lock:  # each of several seeds has a thread
+            if started < self._due or self._stopped or not self._owns_folder():
+                return
+            with contextlib.suppress(Exception):
+                write_atomically(self._run_dir / "report.html", page(read_records(self._run_dir), refresh=True))
+            ended = self._clock()
+            self._due = ended + max(_PAGE_SECONDS, (ended - started) / _PAGE_SHARE)
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
+        """Does nothing: events are on the next page."""
+
+    def stop(self) -> None:
+        """Writes no further page, so that the page at the end stays."""
+        with self._lock:
+            self._stopped = True
+
+    def close(self) -> None:
+        """Does nothing: the page belongs to all seeds, and the run stops it."""

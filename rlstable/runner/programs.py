@@ -1,0 +1,347 @@
+"""What a run computes with: its devices, and its programs by precision level and memory plan, each compiled once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from rlstable.compilation import sources, xla
+from rlstable.compilation.xla import Compiling, disable_async_dispatch, enable_program_cache
+from rlstable.config import Config, ConfigError
+from rlstable.config.supervise import MATMUL_LEVELS, X64
+from rlstable.device import hosts, sharding
+from rlstable.device import machine as processor
+from rlstable.device.precision import Level
+from rlstable.device.seed_devices import SeedDevices, device_count_for
+from rlstable.envs.float64 import computes_in_float64
+from rlstable.envs.load import load_env
+from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.objects import Environments
+from rlstable.envs.wrappers import without_training_wrappers
+from rlstable.guards.base import MoreGuards, check_more
+from rlstable.io.versions import versions
+from rlstable.policy.evaluator import Evaluator, make_evaluator
+from rlstable.ppo.state import TrainState
+from rlstable.render.recording import EpisodeRecorder, seconds_per_step
+from rlstable.runner.host_state import HostState
+from rlstable.runner.setup import Program, TrainingSetup
+from rlstable.supervise.memory_plan import MemoryPlan, MemoryPlanner, is_out_of_memory
+from rlstable.supervise.stop_reasons import StopReason
+
+# Returns a random key. Deriving a key costs more than an iteration that draws nothing should pay.
+Key = Callable[[], jax.Array]
+_CURED_BY_PRECISION = (StopReason.state_not_finite, StopReason.no_update_accepted, StopReason.physics_unstable)
+
+
+def mesh_of(config: Config) -> Mesh:
+    """The devices of a configuration. Must run before JAX is initialised; JAX ignores the dispatch flag afterwards.
+
+    Raises:
+        ConfigError: The devices are not available.
+    """
+    kwargs = (config.env.kwargs or {}, config.eval.env_kwargs or {})
+    if not {"native", "auto"}.isdisjoint((config.env.backend, *(one.get("backend") for one in kwargs))):
+        disable_async_dispatch()
+    mesh = sharding.make_mesh(config.devices if hosts.count() == 1 else None)
+    if config.devices not in (None, mesh.size):
+        raise ConfigError(
+            f"devices: {config.devices} requested, but {hosts.count()} processes train on all of their {mesh.size} "
+            "devices; set devices=null, and start each process with fewer devices"
+        )
+    return mesh
+
+
+def connect(config: Config) -> Mesh:
+    """The devices of all processes that train this run. Must run before JAX is initialised.
+
+    Raises:
+        ConfigError: The processes do not find each other, or cannot train this configuration together.
+    """
+    hosts.start(config.distributed)
+    mesh = mesh_of(config)
+    if hosts.count() == 1:
+        return mesh
+    if config.seeds > 1:
+        raise ConfigError(
+            f"seeds: {config.seeds} seeds train together in one process, not in {hosts.count()}; set seeds=1, or "
+            "distributed=false"
+        )
+    hosts.require_same(
+        "configuration",
+        config.model_dump(mode="json"),
+        "start all processes with the same command, or set distributed=false if they train separate runs",
+    )
+    own = hosts.gather("devices", len(mesh.local_devices))
+    if len(set(own)) > 1:
+        raise ConfigError(f"distributed: the processes have {own} devices; start them with equally many each")
+    return mesh
+
+
+class Programs:
+    """Training setups, evaluators and compiled iterations of a run, each made once and used by all seeds.
+
+    A `HostState` argument selects the precision level and the memory plan.
+
+    Attributes:
+        mesh: The devices of one seed.
+        device_count: Number of devices of all seeds.
+        shared: Whether several seeds share the programs, so that no seed can change its precision.
+        listeners: Called as `listener(kind, **fields)` with every event.
+        notices: Events about the start of the run, kind and fields, for the log of every seed.
+        iterations: Compiled iterations, by level and plan.
+
+    Args:
+        config: The configuration of the run.
+        mesh: All devices.
+        more_guards: The user's guards, by site and name.
+        compiling: Context manager that shows the name of the program that is compiling.
+        environments: Environment objects of the user; None to load the configured environment.
+
+    Raises:
+        ConfigError: The environment or the guards are unusable.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        more_guards: MoreGuards,
+        compiling: Compiling,
+        environments: Environments | None = None,
+    ):
+        check_more(more_guards, config.guards.model_dump().keys())
+        self.shared = config.seeds > 1
+        self.device_count = mesh.size
+        if self.shared:
+            self.device_count = device_count_for(config.seeds, mesh.size, config.devices)
+            config, mesh = config.of_seed(config.seed, ""), sharding.make_mesh(1)
+        config.require_devices(mesh.size)
+        self.mesh = mesh
+        self.listeners: list[Callable[..., None]] = []
+        self.notices: list[tuple[str, dict[str, Any]]] = []
+        self.iterations: dict[tuple[Level, str], Program] = {}
+        self._config = config
+        self._more_guards = more_guards
+        self._compiling = compiling
+        self._environments = environments
+        self._seed_devices = SeedDevices(self.device_count) if self.device_count > mesh.size else None
+        self._setups: dict[tuple[Level, str], TrainingSetup] = {}
+        self._evaluators: dict[Level, Evaluator] = {}
+        self._recorders: dict[Level, EpisodeRecorder] = {}
+        self._reported_constants = False
+        if (cache_error := enable_program_cache(config.compile_cache)) is not None:
+            self.notices.append(("compile_cache_unusable", {"error": cache_error}))
+        if unknown := xla.unknown_options():
+            self.notices.append(("compiler_options_unknown", {"options": list(unknown)}))
+        self._memory = MemoryPlanner(config, mesh, self.event)
+        self._examine(self.setup(HostState()))
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Logs an event of all seeds."""
+        for listener in self.listeners:
+            listener(kind, **fields)
+
+    def level(self, host: HostState) -> Level:
+        steps = host.attempts.precision_steps
+        return self._levels[min(steps, len(self._levels) - 1)] if steps else self._configured_level
+
+    def levels_for(self, cause: StopReason) -> int:
+        """Number of precision levels above the configured one that may cure a cause of failure."""
+        if not self._config.supervise.ladder.enabled or cause not in _CURED_BY_PRECISION:
+            return 0
+        physics = cause is StopReason.physics_unstable  # networks do not compute in float64
+        return sum(physics or level.matmul != X64 for level in self._levels[1:])
+
+    def key(self, host: HostState) -> tuple[Level, str]:
+        """Key of the program that computes the next iteration."""
+        return self.level(host), str(host.plan)
+
+    def setup(self, host: HostState) -> TrainingSetup:
+        key = self.key(host)
+        if key not in self._setups:
+            config = host.plan.of(self._at(key[0]))
+            args = config, self.mesh, self._more_guards, self._compiling
+            self._setups[key] = setup = TrainingSetup(*args, self._train_env, self._seed_devices)
+            setup.on_large_constants(self._report_constants)
+        return self._setups[key]
+
+    def evaluator(self, host: HostState) -> Evaluator:
+        """The evaluator at the configured size, whatever the memory plan."""
+        level = self.level(host)
+        if level not in self._evaluators:
+            setup = self.setup(host)
+            args = self._at(level), setup.ppo.networks, self._compiling, self.event, self._evaluation_env(setup)
+            self._evaluators[level] = make_evaluator(*args)
+        return self._evaluators[level]
+
+    def recorder(self, host: HostState) -> EpisodeRecorder:
+        """A recorder of one episode of at most `render.seconds`, in the environment of evaluations."""
+        level = self.level(host)
+        if level not in self._recorders:
+            setup, config = self.setup(host), self._at(level)
+            env = self._evaluation_env(setup)
+            if env is None:
+                env = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
+            per_action = seconds_per_step(env, model_of(env)) * config.env.action_repeat
+            steps = max(1, round(config.render.seconds / per_action)) * config.env.action_repeat
+            shorter = config.env.model_copy(update={"episode_length": min(steps, config.env.episode_length)})
+            config = config.model_copy(update={"env": shorter})
+            args = config, setup.ppo.networks, env, setup.loaded.backend, 1, self._compiling
+            self._recorders[level] = EpisodeRecorder(*args)
+        return self._recorders[level]
+
+    def num_envs(self, host: HostState) -> int:
+        return host.plan.of(self._config).ppo.num_envs
+
+    def iteration(self, host: HostState, states: tuple[TrainState, ...]) -> tuple[Program | None, int | None]:
+        """Compiles the iteration of several states, and checks it against the memory of the device.
+
+        Returns:
+            The program, None if it does not fit, and the bytes that a new program needs, if known.
+        """
+        key = self.key(host)
+        if key in self.iterations:
+            return self.iterations[key], None
+        program: Program | None = None
+        needed: int | None = None
+        try:
+            program = self.setup(host).compiled(*states)
+            needed = self._memory.needed(program)
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        # A program that does not fit in one process is smaller in all of them, by the same plan.
+        answers = hosts.gather("fits", [needed, program is not None and self._memory.fits(needed)])
+        needs = [need for need, _ in answers if need is not None]
+        needed = max(needs) if len(needs) == len(answers) else None
+        if program is None or not all(fits for _, fits in answers):
+            return None, needed
+        self.iterations[key] = program
+        return program, needed
+
+    def smaller_plan(self, host: HostState, needed: int | None) -> MemoryPlan:
+        """The next smaller memory plan for a program that needs `needed` bytes; None if the device refused them.
+
+        Raises:
+            OutOfMemory: There is no smaller plan.
+        """
+        return self._memory.smaller(host.plan, needed)
+
+    def take_plan(self, host: HostState, state: TrainState, plan: MemoryPlan, key: Key) -> TrainState:
+        """Takes a memory plan; returns the state for it, with fewer environments if the plan has fewer."""
+        before = self.num_envs(host)
+        host.plan = dataclasses.replace(plan)
+        if self.num_envs(host) == before:
+            return state
+        setup = self.setup(host)
+        return setup.convert_state(setup.reset_envs_and_pool(state, key()))
+
+    def converted(self, host: HostState, state: TrainState, key: jax.Array) -> TrainState:
+        """Converts a state of another precision level to the present one; the key is for its pool of first states."""
+        setup = self.setup(host)
+        return setup.convert_state(setup.refill_pool(state, key) if setup.env.uses_pool else state)
+
+    def shapes(self, host: HostState, level: Level, num_envs: int, restore_info: bool) -> TrainState:
+        """Shapes of a training state at a precision level, a number of environments and a way to reset them."""
+        setup = self.setup(host)
+        if (level, num_envs, restore_info) == (self.level(host), self.num_envs(host), setup.env.restore_info):
+            return setup.shapes()
+        config = self._at(level)
+        ppo = config.ppo.model_copy(update={"num_envs": num_envs})
+        env = config.env.model_copy(update={"restore_info": restore_info})
+        config = config.model_copy(update={"ppo": ppo, "env": env})
+        return TrainingSetup(config, self.mesh, self._more_guards, single=self._train_env).shapes()
+
+    @functools.cached_property
+    def versions(self) -> dict[str, str]:
+        """Versions of rlstable and its libraries, and the kind of device."""
+        return {**versions(), "device": sharding.device_kind(self.mesh)}
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """Device and versions, for `machine.json`."""
+        return {**self.versions, "devices": self.device_count, "processors": os.cpu_count()}
+
+    @property
+    def _configured_level(self) -> Level:
+        return Level(self._config.precision.matmul, self._config.precision.network)
+
+    @functools.cached_property
+    def _levels(self) -> tuple[Level, ...]:
+        """The configured level, then networks in float32, then higher levels of matrix products."""
+        ladder, start = self._config.supervise.ladder, self._configured_level
+        matmul = [name for name in ladder.matmul if MATMUL_LEVELS.index(name) > MATMUL_LEVELS.index(start.matmul)]
+        if jax.default_backend() == "cpu":  # whose products are float32 at every level
+            matmul = [name for name in matmul if name == X64]
+        if not computes_in_float64(self.setup(HostState()).single):
+            matmul = [name for name in matmul if name != X64]
+        return tuple(dict.fromkeys((start, *(Level(name, "float32") for name in (start.matmul, *matmul)))))
+
+    def _examine(self, setup: TrainingSetup) -> None:
+        """Checks the environment and, with several processes, that all of them compute the same numbers.
+
+        Raises:
+            ConfigError: Recordings need a MuJoCo model, several seeds need environments without common arrays, and
+                processes need equal software, sources, device, physics, processor and guards.
+        """
+        config, loaded = self._config, setup.loaded
+        if config.render.every and model_of(setup.single) is None:
+            raise ConfigError(
+                f"render.every: {config.env.name} has no MuJoCo model to draw; set render.every=0, or choose an "
+                "environment of MuJoCo"
+            )
+        if config.env.backend == "auto" and loaded.fallback_reason is None:
+            self.notices.append(("backend_chosen", {"backend": loaded.backend}))
+        elif config.env.backend == "auto":
+            fields = {"backend": loaded.backend, "because": loaded.fallback_reason}
+            self.notices.append(("backend_fallback", fields))
+        if loaded.removed:
+            kept = {key: getattr(config.env, key) for key in ("episode_length", "action_repeat")}
+            self.notices.append(("environment_unwrapped", {"removed": list(loaded.removed), **kept}))
+        if hosts.count() == 1:
+            return
+        users = [getattr(setup.single, "unwrapped", setup.single)]
+        users += [guard for guards in self._more_guards.values() for guard in guards.values()]
+        own = {name: version for name, version in self.versions.items() if name != "python"} | {
+            "device": sorted({device.device_kind for device in self.mesh.local_devices}),
+            "processor": processor.fingerprint() if jax.default_backend() == "cpu" else None,
+            "physics": loaded.backend,
+            "more_guards": {site: sorted(guards) for site, guards in self._more_guards.items()},
+            "sources": sources.digest_of_modules("__main__", *sorted({type(each).__module__ for each in users})),
+        }
+        hosts.require_same("machine", own, "use equal machines with the same packages, sources and script")
+
+    def _report_constants(self, size: int) -> None:
+        """Logs the size of the arrays that the environment makes part of a program, once."""
+        if not self._reported_constants:
+            self._reported_constants = True
+            problem = "arrays of the environment are part of each program, which takes time and memory to compile"
+            self.event("large_constants", megabytes=size // 10**6, problem=f"{problem}; make the arrays smaller")
+
+    def _evaluation_env(self, setup: TrainingSetup) -> Any:
+        """The environment of evaluations, if it is loaded; None if it must be loaded.
+
+        Training and evaluation share one environment if both are the same. A user's environment may own a simulator,
+        which both would disturb; on several devices each environment has a share of the cores.
+        """
+        if self._environments is not None:
+            return without_training_wrappers(self._environments.evaluate)[0]
+        config = self._config
+        same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and self.device_count == 1
+        same = same and (config.eval.randomize or not config.env.is_randomized)
+        return setup.single if same else None
+
+    @property
+    def _train_env(self) -> Any:
+        return None if self._environments is None else self._environments.train
+
+    def _at(self, level: Level) -> Config:
+        """The configuration at a precision level."""
+        precision = self._config.precision.model_copy(update=level._asdict())
+        return self._config.model_copy(update={"precision": precision})

@@ -1,0 +1,219 @@
+"""One seed of a run on the host: its training state, host state, log, checkpoints and states to roll back to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlstable.config import Config
+from rlstable.device import hosts, sharding
+from rlstable.device.precision import Level
+from rlstable.envs.capture import cause_names
+from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.console import Console
+from rlstable.io.run_folder import (
+    confirmed_of,
+    discard_start,
+    free_reserve,
+    open_run_dir,
+    read_result,
+    write_first_files,
+)
+from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
+from rlstable.ppo.networks import Params
+from rlstable.ppo.normalizer import Statistics
+from rlstable.ppo.state import SPECS, TrainState
+from rlstable.runner.host_state import HostState, Schedule, SeedKeys
+from rlstable.runner.log import Callback, LivePage, SeedLog
+from rlstable.runner.programs import Programs
+from rlstable.runner.resume import resume
+from rlstable.runner.return_check import ReturnCheck
+from rlstable.runner.saving import Saving
+from rlstable.runner.setup import TrainingSetup
+from rlstable.supervise.incident import Incidents
+from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.recovery import Recovery
+from rlstable.supervise.snapshots import Snapshots
+from rlstable.supervise.stop_reasons import StopReason, command, stays_ended
+
+
+@dataclasses.dataclass(eq=False)
+class Seed:
+    """One seed of a run.
+
+    Attributes:
+        config: The configuration, with this seed.
+        run_dir: The folder of this seed.
+        programs: The programs of all seeds.
+        host: The host state, saved beside the training state.
+        state: The training state.
+        snapshots: The states that the seed may roll back to.
+        recovery: Chooses remedies.
+        closing: Releases the folder, and closes log and checkpoints.
+        confirmed: Fields `confirmed_*` of `result.json`; empty if no best policy is confirmed.
+        step_before: Environment steps before the latest iteration.
+        has_iterated: Whether this process has trained the seed.
+        cause: Cause of the last failed iteration; None if none failed.
+        advice: Advice on the stop reason; None if there is none.
+    """
+
+    config: Config
+    run_dir: Path
+    programs: Programs
+    host: HostState
+    keys: SeedKeys
+    schedule: Schedule
+    log: SeedLog
+    state: TrainState
+    snapshots: Snapshots
+    recovery: Recovery
+    return_check: ReturnCheck
+    incidents: Incidents
+    saving: Saving
+    closing: contextlib.ExitStack
+    confirmed: dict[str, Any]
+    step_before: int = 0
+    has_iterated: bool = False
+    cause: StopReason | None = None
+    advice: str | None = None
+
+    @property
+    def level(self) -> Level:
+        """The present precision level."""
+        return self.programs.level(self.host)
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """The training setup at the present precision level and memory plan."""
+        return self.programs.setup(self.host)
+
+    @property
+    def event(self) -> Callable[..., None]:
+        return self.log.event
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return self.saving.checkpoints
+
+    @property
+    def policy_snapshot(self) -> PolicySnapshot:
+        """The present policy, for the evaluation episodes of this iteration."""
+        return snapshot_of(self.state, self.keys.evaluation)
+
+    @property
+    def parameters(self) -> tuple[Params, Statistics]:
+        """The network parameters and the observation statistics."""
+        return self.state.params, self.state.normalizer
+
+    @property
+    def ended_before(self) -> StopReason | None:
+        """The stop reason of a resumed seed with nothing left to train; None for a seed to train."""
+        if self.schedule.finished:
+            return StopReason.completed
+        fields = hosts.from_writer("result", lambda: read_result(self.run_dir)) or {}
+        reached = fields.get("stop_reason") == StopReason.target_reached.name and fields.get("step") == self.host.step
+        return StopReason.target_reached if reached and stays_ended(fields, self.config) else None
+
+    def start_from(self, params: Params, statistics: Statistics) -> None:
+        """Replaces the parameters and the observation statistics of a new run, before the first iteration."""
+        state = dataclasses.replace(self.state, params=params, normalizer=statistics)
+        self.state = sharding.place(state, self.programs.mesh, SPECS)
+        self.keep_last_good()
+
+    def keep_last_good(self) -> None:
+        """Keeps the state as the last good one."""
+        if self.config.supervise.recovery.enabled:
+            self.snapshots.last_good.keep(self.state, self.host.iteration, self.host.step)
+
+    def take_plan(self, plan: MemoryPlan) -> None:
+        """Takes a memory plan of all seeds, with fewer environments if the plan has fewer."""
+        if plan != self.host.plan:
+            key = functools.partial(self.keys.between, 3)
+            self.state = self.programs.take_plan(self.host, self.state, plan, key)
+
+    def needs_own_program(self, reason: str) -> StopReason:
+        """The stop reason of a seed that can only continue in a separate program."""
+        self.advice = f"It can continue alone, {command('train', self.run_dir, 'resume=')}: {reason}."
+        return StopReason.needs_own_program
+
+    def final_stop_reason(self, stop_reason: StopReason) -> StopReason:
+        """The stop reason, or `not_saved` if the state that it promises is not saved. May be called again."""
+        stop_reason = self.saving.final_stop_reason(stop_reason, self.state)
+        if stop_reason is StopReason.not_saved:
+            self.advice = self.saving.advice
+        return stop_reason
+
+    def close(self) -> None:
+        """Releases the folder. May be called again."""
+        self.closing.close()
+
+
+def open_seed(
+    config: Config, run_dir: Path, programs: Programs, callback: Callback | None, console: Console, page: LivePage
+) -> Seed:
+    """Opens the folder of a seed, and makes its first state or resumes the saved one.
+
+    Args:
+        config: The configuration, with this seed.
+        run_dir: The folder of this seed.
+        programs: The programs of all seeds.
+        callback: Called as `callback(step, row)` with every logged row; returning True stops the seed.
+        console: The console.
+        page: The live page of the run.
+
+    Raises:
+        ConfigError: The folder is unusable, its run cannot be resumed, or the first states do not fit into memory.
+    """
+    host, snapshots, setup = HostState(), Snapshots(programs.mesh), programs.setup(HostState())
+    keys, fault = SeedKeys(config.seed, host), config.fault.of_seed(config.seed)
+    log = SeedLog(config, run_dir, host, setup.ppo, callback, console, page)
+    saving = Saving(config, run_dir, host, programs, snapshots, log)
+    programs.listeners.append(log.event)
+    closing = contextlib.ExitStack()  # even if interrupted, so that the next run finds the folder free
+
+    def open_folder() -> bool:
+        resumes, lock = open_run_dir(run_dir, config.resume, 1)
+        closing.callback(lock.release)
+        closing.callback(lambda: free_reserve(run_dir) if log.logbook.in_place else None)
+        return resumes
+
+    resumes = True
+    try:
+        resumes = hosts.from_writer("resumes", open_folder)
+        closing.callback(log.logbook.close)
+        closing.callback(saving.checkpoints.close)
+        for kind, fields in programs.notices:
+            log.event(kind, **fields)
+        # A resumed seed may have another precision or memory plan. A shared program takes the states of all seeds.
+        state = setup.first_state(keys.init, keys.resets, fault, ahead=not resumes and not programs.shared)
+        if resumes:
+            state = resume(saving, state, functools.partial(keys.between, 2))
+        causes = cause_names(setup.env.guards)
+        incidents = Incidents(run_dir, config, causes, programs.versions, host.incidents, log.event)
+        seed = Seed(
+            config, run_dir, programs, host, keys, Schedule(config, host), log, state, snapshots,
+            Recovery(config.supervise.recovery, _patience(config)),
+            ReturnCheck(config, host, keys, snapshots, log.event),
+            incidents, saving, closing, confirmed_of(run_dir) if resumes else {},
+        )  # fmt: skip
+        if not resumes:
+            seed.keep_last_good()
+        if hosts.is_writer():
+            write_first_files(run_dir, config.model_dump(mode="json"), programs.machine)
+        log.start()
+    except BaseException:
+        closing.close()
+        if hosts.is_writer() and not resumes:
+            discard_start(run_dir)
+        raise
+    else:
+        return seed
+
+
+def _patience(config: Config) -> dict[str, int]:
+    guards = config.guards
+    return {"policy_diverged": guards.policy.patience, "value_loss_exploded": guards.value_loss.patience}

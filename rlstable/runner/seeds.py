@@ -1,0 +1,227 @@
+"""All seeds of a run: their folders, the batch in which one program trains them, and their results."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rlstable.config import Config, ConfigError
+from rlstable.device import sharding
+from rlstable.device.precision import Level
+from rlstable.device.shared import has_shared
+from rlstable.io.console import Console, SeedConsole
+from rlstable.io.outcome import outcome_of
+from rlstable.io.run_folder import (
+    open_run_dir,
+    read_result,
+    require_the_same_seeds,
+    seed_folder,
+    seed_folders,
+    write_config,
+)
+from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
+from rlstable.ppo.state import Metrics, TrainState
+from rlstable.runner.log import Callback, LivePage
+from rlstable.runner.programs import Programs
+from rlstable.runner.result import Result, Row
+from rlstable.runner.seed import Seed, open_seed
+from rlstable.runner.summary import finish_seed, finish_seeds
+from rlstable.supervise.memory_plan import MemoryPlan, smallest
+from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, stays_ended
+
+
+class Seeds:
+    """The seeds of a run. With several seeds, each has a folder `seed-<seed>` in the run folder.
+
+    The shape of the program is fixed, so every seed has a slot in its batch, and a state. A finished seed keeps its
+    last state, a seed that waits or was not opened has a copy of another one; their results are ignored.
+
+    Attributes:
+        opened: The seeds that this process trains, by seed.
+        results: The results of the seeds that have ended.
+
+    Args:
+        config: The configuration of the run.
+        run_dir: The run folder.
+        callback: As for `TrainingLoop`.
+        console: The console.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, callback: Callback | None, console: Console):
+        self.opened: dict[int, Seed] = {}
+        self.results: dict[int, Result] = {}
+        self._fields: dict[int, dict[str, Any]] = {}  # of `result.json`, of the seeds that have ended
+        self._config = config
+        self._run_dir = run_dir
+        self._callback = callback
+        self._console = console
+        self._rows: list[Row] = []
+        self._inactive: dict[int, TrainState] = {}  # states of the slots that do not train
+        self._page = LivePage(run_dir, lambda: all(seed.log.logbook.in_place for seed in self.opened.values()))
+
+    def open(self, programs: Programs) -> None:
+        """Opens the unfinished seeds.
+
+        Raises:
+            ConfigError: The folder is unusable, or the seeds cannot be trained together.
+        """
+        config, run_dir = self._config, self._run_dir
+        if config.seeds == 1:
+            self.opened[config.seed] = open_seed(config, run_dir, programs, self._callback, self._console, self._page)
+            return
+        try:
+            self._open_each(programs)
+            self._agree_on_program()
+        except BaseException:
+            self.close()
+            for folder in seed_folders(run_dir):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # only empty folders: a failed start leaves nothing behind
+            raise
+
+    @property
+    def unfinished(self) -> dict[int, Seed]:
+        """The seeds that have not ended."""
+        return {number: seed for number, seed in self.opened.items() if number not in self.results}
+
+    @property
+    def training(self) -> dict[int, Seed]:
+        """The seeds of the next iteration; after a crash, the seeds with the oldest checkpoints catch up first."""
+        unfinished = self.unfinished
+        behind = min(seed.host.logged_step for seed in unfinished.values()) + self._config.env_steps_per_iteration
+        return {number: seed for number, seed in unfinished.items() if seed.host.logged_step < behind}
+
+    def states(self, training: dict[int, Seed]) -> tuple[TrainState, ...]:
+        """The states of all slots."""
+        self._fill(training)
+        slots = self._config.each_seed
+        return tuple(training[slot].state if slot in training else self._inactive[slot] for slot in slots)
+
+    def policies(self, training: dict[int, Seed]) -> dict[int, PolicySnapshot]:
+        """The policies of all slots by seed, in the order of the slots."""
+        self._fill(training)
+        key = next(iter(training.values())).policy_snapshot.key
+        return {
+            slot: training[slot].policy_snapshot if slot in training else snapshot_of(self._inactive[slot], key)
+            for slot in self._config.each_seed
+        }
+
+    def store(self, results: Iterable[tuple[TrainState, Metrics]], training: dict[int, Seed]) -> dict[int, Metrics]:
+        """Stores the states that the program returned; returns the metrics of the seeds that train."""
+        metrics = {}
+        for slot, (state, seed_metrics) in zip(self._config.each_seed, results, strict=True):
+            if slot in training:
+                training[slot].state = state
+                metrics[slot] = seed_metrics
+            else:
+                self._inactive[slot] = state
+        return metrics
+
+    def take_plan(self, plan: MemoryPlan) -> None:
+        """Gives all seeds a memory plan."""
+        for seed in self.unfinished.values():
+            seed.take_plan(plan)
+        self._inactive = {}  # of other shapes
+
+    def show_rows(self) -> None:
+        """Shows the new rows of several seeds as one line."""
+        rows, self._rows = self._rows, []
+        if rows:
+            self._console.log(max(seed.host.logged_step for seed in self.opened.values()), over_seeds(rows))
+
+    def end(self, number: int, stop_reason: StopReason, advice: str | None) -> None:
+        """Ends one seed; the other seeds continue."""
+        seed = self.opened[number]
+        seed.advice = seed.advice or advice
+        if self.unfinished.keys() == {number}:
+            self._page.stop()  # the page at the end stays
+        self._fields[number], result = finish_seed(seed, stop_reason)
+        self.results[number], self._inactive[number] = result, seed.state
+        if self._config.seeds > 1:
+            failed = not result.stop_reason.succeeded and result.stop_reason not in FROM_OUTSIDE
+            fields = {"seed": number, "stop_reason": result.stop_reason.name}
+            self._console.event(seed.host.logged_step, "seed_given_up" if failed else "seed_ended", fields)
+
+    def finish(self, stop_reason: StopReason | None, advice: str | None) -> Result:
+        """Ends the unfinished seeds and the run; without a stop reason each seed has its own."""
+        with contextlib.closing(self):
+            for number in self.unfinished:
+                self.end(number, stop_reason or StopReason.error, advice)
+            if self._config.seeds == 1:
+                return self.results[self._config.seed]
+            fields = finish_seeds(self._fields, stop_reason, advice, self._config, self._run_dir, self._console)
+            results = tuple(self.results[number] for number in sorted(self.results))
+            reason = StopReason[fields["stop_reason"]]
+            return Result(reason, self._run_dir, fields["step"], {}, [], results, fields["return"])
+
+    def close(self) -> None:
+        """Releases the folders; may be called again."""
+        for seed in self.opened.values():
+            seed.close()
+
+    def _open_each(self, programs: Programs) -> None:
+        """Opens the unfinished seeds. The folder above them is locked until they hold their own locks."""
+        config, run_dir = self._config, self._run_dir
+        resumes, lock = open_run_dir(run_dir, config.resume, config.seeds)
+        shown: set[str] = set()
+        group = "/".join(run_dir.absolute().parts[-2:])
+        with contextlib.ExitStack() as locked:
+            locked.callback(lock.release)
+            if resumes:
+                require_the_same_seeds(run_dir, config.each_seed)
+            for number in config.each_seed:
+                folder = seed_folder(run_dir, number)
+                fields = read_result(folder) if resumes else None
+                if fields is not None and stays_ended(fields, config):
+                    value, reason = outcome_of(fields).value, StopReason[fields["stop_reason"]]
+                    self._fields[number] = fields
+                    self.results[number] = Result(reason, folder, fields["step"], {}, [], policy_return=value)
+                else:
+                    console = SeedConsole(self._console, number, shown)
+                    args = (programs, functools.partial(self._take_row, number), console, self._page)
+                    self.opened[number] = open_seed(config.of_seed(number, group), folder, *args)
+            write_config(run_dir, config.model_dump(mode="json"))
+        if any(has_shared(seed.state.env_state) for seed in self.opened.values()):
+            raise ConfigError(
+                f"seeds: {config.env.name} keeps the contacts of all environments in one array (MJX-Warp), which "
+                "cannot be mapped over seeds; train one seed per process with seeds=1, or use impl=jax"
+            )
+
+    def _agree_on_program(self) -> None:
+        """Ends resumed seeds that need another program; the other seeds take the smallest memory plan of any seed."""
+        precision = self._config.precision
+        for number, seed in self.unfinished.items():
+            if seed.level != Level(precision.matmul, precision.network):
+                self.end(number, seed.needs_own_program(f"its precision is now {seed.level}"), None)
+        plan = smallest([seed.host.plan for seed in self.unfinished.values()])
+        for seed in self.unfinished.values():
+            if plan != seed.host.plan:
+                seed.event("memory_planned", plan=str(plan))
+        self.take_plan(plan)
+
+    def _take_row(self, number: int, step: int, row: Row) -> Any:
+        """Passes a row of one of several seeds to the callback, and keeps it for the line of all seeds."""
+        self._rows.append(row)
+        return self._callback is not None and self._callback(step, {"seed": number, **row})
+
+    def _fill(self, training: dict[int, Seed]) -> None:
+        """Fills every slot that does not train and has no state."""
+        for slot in self._config.each_seed:
+            if slot in training:
+                self._inactive.pop(slot, None)
+            elif slot not in self._inactive:
+                self._inactive[slot] = sharding.copy_arrays(next(iter(training.values())).state)
+
+
+def over_seeds(rows: list[Row]) -> Row:
+    """One row for the console: sums of trips and rates, means of all other numbers."""
+    numbers: dict[str, list[float]] = {}
+    for key, value in (item for row in rows for item in row.items()):
+        if value is not None and math.isfinite(value):
+            numbers.setdefault(key, []).append(value)
+    summed = ("guards/", "training/sps")
+    return {key: sum(found) / (1 if key.startswith(summed) else len(found)) for key, found in numbers.items()}
