@@ -102,7 +102,7 @@ class StopRequest:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         at_once = " at once," if self._signals is not None and self._signals.owns_process else ""
         again = f"a second signal stops it{at_once} without saving ({self._last_save()})"
-        self._console.message(f"{name}: the run saves and stops after this iteration; {again}")
+        self._console.message(f"{name}: the run saves and stops; {again}")
 
     def _exit(self) -> None:
         """Saves the run and ends the process."""

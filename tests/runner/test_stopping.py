@@ -35,7 +35,7 @@ def test_signal_is_answered_with_what_a_second_one_loses() -> None:
     with request.catching_signals():
         signals.announce(signal.SIGINT)
     second = "a second signal stops it at once, without saving (the last checkpoint is of step 640)"
-    assert output.getvalue() == f"Ctrl-C: the run saves and stops after this iteration; {second}\n"
+    assert output.getvalue() == f"Ctrl-C: the run saves and stops; {second}\n"
 
 
 def test_answer_names_the_last_checkpoint_also_of_an_earlier_start(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_second_signal_ends_a_long_iteration_at_once_and_the_last_checkpoint_sta
     process.send_signal(number)
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     answer = process.stdout.readline()
-    assert answer.startswith(f"{name}: the run saves and stops after this iteration; ")
+    assert answer.startswith(f"{name}: the run saves and stops; ")
     assert answer.endswith("without saving (the last checkpoint is of step 16,384)\n")
     process.send_signal(number)
     assert process.wait(timeout=60) == 128 + number
