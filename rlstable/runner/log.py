@@ -46,15 +46,6 @@ class SeedLog:
         stopped_by_callback: Whether the callback asked the run to stop.
         logbook: Writes rows and events to all outputs.
         telemetry: Metrics of the iterations since the last row.
-
-    Args:
-        config: The configuration of this seed.
-        run_dir: The folder of this seed.
-        host: Its host state.
-        ppo: For the names of guards and causes.
-        callback: Called as `callback(step, row)` with every row, in the writer; returning True stops the run.
-        console: The console.
-        live_page: The report page of the run, which all seeds share.
     """
 
     def __init__(

@@ -96,13 +96,6 @@ class Programs:
         notices: Events about the start of the run, kind and fields, for the log of every seed.
         iterations: Compiled iterations, by level and plan.
 
-    Args:
-        config: The configuration of the run.
-        mesh: All devices.
-        more_guards: The user's guards, by site and name.
-        compiling: Context manager that shows the name of the program that is compiling.
-        environments: Environment objects of the user; None to load the configured environment.
-
     Raises:
         ConfigError: The environment or the guards are unusable.
     """

@@ -40,12 +40,9 @@ _NO_TRAINING = frozenset({"resume", "seeds", "devices", "logging", "render", "co
 def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]) -> TrainState:
     """Reads the newest readable checkpoint: its host state and snapshots into those of `saving`.
 
-    Numbers that schedules and searches moved are kept; numbers that the user has changed start from here.
+    `first_state` has not trained; `key` returns the random key for resets.
 
-    Args:
-        saving: The checkpoints of the seed, and what they hold.
-        first_state: A training state before its first iteration.
-        key: Returns the random key for resets.
+    Numbers that schedules and searches moved are kept; numbers that the user has changed start from here.
 
     Returns:
         The training state for the present configuration.

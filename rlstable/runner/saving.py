@@ -35,14 +35,6 @@ class Saving:
     Attributes:
         checkpoints: The checkpoints on disk.
         steps: Environment steps by number, of the checkpoints that this process has read or written.
-
-    Args:
-        config: The configuration of this seed.
-        run_dir: The folder of this seed.
-        host: Its host state, saved beside the training state.
-        programs: Precision level, sizes and versions, saved as metadata.
-        snapshots: The states that the seed may roll back to, saved with the training state.
-        log: Logs events; its record is complete before a state is saved.
     """
 
     def __init__(

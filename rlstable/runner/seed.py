@@ -43,27 +43,11 @@ from rlstable.supervise.stop_reasons import StopReason, command, stays_ended
 
 @dataclasses.dataclass(eq=False)
 class Seed:
-    """One seed of a run.
-
-    Attributes:
-        config: The configuration, with this seed.
-        run_dir: The folder of this seed.
-        programs: The programs of all seeds.
-        host: The host state, saved beside the training state.
-        state: The training state.
-        snapshots: The states that the seed may roll back to.
-        recovery: Chooses remedies.
-        closing: Releases the folder, and closes log and checkpoints.
-        confirmed: Fields `confirmed_*` of `result.json`; empty if no best policy is confirmed.
-        step_before: Environment steps before the latest iteration.
-        has_iterated: Whether this process has trained the seed.
-        cause: Cause of the last failed iteration; None if none failed.
-        advice: Advice on the stop reason; None if there is none.
-    """
+    """One seed of a run; the functions of `after_iteration` change it."""
 
     config: Config
     run_dir: Path
-    programs: Programs
+    programs: Programs  # of all seeds
     host: HostState
     keys: SeedKeys
     schedule: Schedule
@@ -74,12 +58,12 @@ class Seed:
     return_check: ReturnCheck
     incidents: Incidents
     saving: Saving
-    closing: contextlib.ExitStack
-    confirmed: dict[str, Any]
-    step_before: int = 0
-    has_iterated: bool = False
-    cause: StopReason | None = None
-    advice: str | None = None
+    closing: contextlib.ExitStack  # releases the folder, closes log and checkpoints
+    confirmed: dict[str, Any]  # fields `confirmed_*` of `result.json`, empty if no best policy is confirmed
+    step_before: int = 0  # environment steps before the latest iteration
+    has_iterated: bool = False  # in this process
+    cause: StopReason | None = None  # of the last failed iteration
+    advice: str | None = None  # on the stop reason
 
     @property
     def level(self) -> Level:
@@ -156,14 +140,6 @@ def open_seed(
     config: Config, run_dir: Path, programs: Programs, callback: Callback | None, console: Console, page: LivePage
 ) -> Seed:
     """Opens the folder of a seed, and makes its first state or resumes the saved one.
-
-    Args:
-        config: The configuration, with this seed.
-        run_dir: The folder of this seed.
-        programs: The programs of all seeds.
-        callback: Called as `callback(step, row)` with every logged row; returning True stops the seed.
-        console: The console.
-        page: The live page of the run.
 
     Raises:
         ConfigError: The folder is unusable, its run cannot be resumed, or the first states do not fit into memory.

@@ -43,12 +43,6 @@ class Seeds:
     Attributes:
         opened: The seeds that this process trains, by seed.
         results: The results of the seeds that have ended.
-
-    Args:
-        config: The configuration of the run.
-        run_dir: The run folder.
-        callback: As for `TrainingLoop`.
-        console: The console.
     """
 
     def __init__(self, config: Config, run_dir: Path, callback: Callback | None, console: Console):

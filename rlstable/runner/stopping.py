@@ -93,11 +93,6 @@ class StopRequest:
         with self._console.compiling(name), handler:
             yield
 
-    def call_previous_handler(self) -> None:
-        """Calls the handler that was set before the run, if its signal ended the run: submitit queues the job again."""
-        if self._signals is not None:
-            self._signals.call_previous_handler()
-
     def _announce(self, number: int) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         at_once = " at once," if self._signals is not None and self._signals.owns_process else ""
@@ -109,7 +104,8 @@ class StopRequest:
         stop_reason = self.stop_reason or StopReason.interrupted
         try:
             stop_reason = self._save_and_end(stop_reason)
-            self.call_previous_handler()
+            if self._signals is not None:
+                self._signals.call_previous_handler()  # submitit queues the job again
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

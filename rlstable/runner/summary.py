@@ -295,13 +295,7 @@ def finish_seeds(
 ) -> dict[str, Any]:
     """Writes the files of several seeds into the folder above theirs; returns the fields of `result.json`.
 
-    Args:
-        seeds: Fields of `result.json` of each seed.
-        stop_reason: Stop reason of the whole run; None if each seed has its own.
-        advice: Advice on the stop reason; None if there is none.
-        config: The configuration of the whole run.
-        run_dir: The folder above the folders of the seeds.
-        console: The console.
+    `seeds` are these fields of each seed. Without a stop reason of the whole run, each seed has its own.
     """
     fields = fields_of(seeds, stop_reason) | ({} if advice is None else {"advice": advice})
     finish_files(StopReason[fields["stop_reason"]], fields, config, run_dir, console, gone=not run_dir.is_dir())
