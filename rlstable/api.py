@@ -35,14 +35,16 @@ def fit(
             interface, an environment object, or a mapping with keys of the group `env`. None selects the inverted
             pendulum, or the environment of the resumed run.
         run_dir: The run folder; None for `runs/<env>/<time>`. With `resume=<folder>` it continues a copy of that run.
-        callback: Called as `callback(step, metrics)` with every logged row; returning True stops the run.
+        callback: Called as `callback(step, row)` with every logged row; returning True stops the run. With several
+            seeds it gets the rows of each, with the key `seed`.
         more_guards: Your own guards, by site (`env`, `batch`, `update`, `state`) and name; see docs/guards.md.
         overrides: More overrides in the syntax of the command, e.g. `["ppo.learning_rate=1e-3"]`.
         **keys: Top-level keys and groups, e.g. `total_steps=1_000_000`, `guards="strict"`, or a mapping for single
             keys of a group, e.g. `ppo={"learning_rate": 1e-3}`.
 
     Returns:
-        The stop reason, metrics, history and policy; with several `seeds` also the result of each seed.
+        The stop reason, metrics, history and policy; with several `seeds` the policy of the best one, and the result
+        of each seed.
 
     Raises:
         ConfigError: The configuration is wrong; the message is one line.
