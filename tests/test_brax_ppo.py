@@ -379,10 +379,10 @@ def one_iteration(env: Any, settings: dict[str, Any], folder: Path) -> Any:
     run = loop.single
     initial = brax_ppo.train(env, **{**settings, "num_timesteps": 0})[1]
     run.start_from(*from_brax(config, initial, *run.parameters))
-    env_state = run.programs.setup.env.reset(jax.random.split(key_env, settings["num_envs"]))
+    env_state = run.setup.env.reset(jax.random.split(key_env, settings["num_envs"]))
     state = dataclasses.replace(run.state, env_state=env_state, key=jax.random.split(epoch_key, 1)[0])
     state = sharding.place(state, run.programs.mesh, SPECS)
-    state, _ = run.programs.setup.compiled(state)(state)
+    state, _ = run.setup.compiled(state)(state)
     loop.close()
     observation = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
     return to_brax(config, *sharding.first_device((state.params, state.normalizer)), observation)

@@ -130,13 +130,13 @@ def test_start_that_fails_after_its_settings_are_written_leaves_no_run(
 
 def test_failed_run_releases_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("rlstable.runner.setup.TrainingSetup.first_state", lambda *_: 1 / 0)
+        broken.setattr("rlstable.runner.setup.TrainingSetup.first_state", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             TrainingLoop(quick(), tmp_path)
     assert list(tmp_path.iterdir()) == []
     runner = TrainingLoop(quick(), tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(runner, "_finish", lambda _: 1 / 0)  # the last thing there is
+        broken.setattr(runner._seeds, "finish", lambda *_: 1 / 0)  # the last thing there is
         with pytest.raises(ZeroDivisionError):
             runner.run()
     with contextlib.closing(TrainingLoop(quick(resume="auto"), tmp_path)) as again:
