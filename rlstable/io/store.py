@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio.base_events
 import contextlib
 import json
 import logging
@@ -9,6 +10,7 @@ import math
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,8 @@ def open_manager(
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").addFilter(_is_not_of_orbax)  # added only once
+    if not isinstance(sys.unraisablehook, _UnraisableHook):
+        sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
     policies: list[Any] = []
     if config is not None:
         policies = [
@@ -66,6 +70,20 @@ def open_manager(
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     """Drops orbax's log lines; the run reports the same failures as events."""
     return "/orbax/" not in record.pathname
+
+
+class _UnraisableHook:
+    """Drops the tracebacks of TensorStore's threads after a failed save, whose event loop is closed."""
+
+    def __init__(self, hook: Callable[[Any], object]):
+        self._hook = hook
+
+    def __call__(self, unraisable: Any) -> None:
+        trace = unraisable.exc_traceback
+        # A call from C++ has no Python caller, so its outermost frame is asyncio's own.
+        from_native = trace is not None and trace.tb_frame.f_code.co_filename == asyncio.base_events.__file__
+        if not (from_native and "Event loop is closed" in str(unraisable.exc_value)):
+            self._hook(unraisable)
 
 
 def _alone() -> Any:

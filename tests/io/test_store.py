@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import resource
+import sys
 
 import numpy as np
 import pytest
@@ -116,3 +118,23 @@ def test_crash_while_deleting_a_checkpoint_leaves_no_damaged_checkpoint(tmp_path
     with Checkpoints(tmp_path, config) as checkpoints:
         save_scores(checkpoints, {3: None})
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+
+
+def test_closed_event_loop_is_silent_only_in_threads_of_c(tmp_path, monkeypatch):
+    with Checkpoints(tmp_path, CheckpointConfig()):
+        hook, heard = sys.unraisablehook, []
+    monkeypatch.setattr(hook, "_hook", heard.append)
+    loop = asyncio.new_event_loop()
+    loop.close()
+
+    class Unraisable:
+        def __init__(self, trace):
+            self.exc_value, self.exc_traceback = error, trace
+
+    with pytest.raises(RuntimeError, match="Event loop is closed") as caught:
+        loop.call_soon_threadsafe(print)
+    error = caught.value
+    hook(Unraisable(error.__traceback__.tb_next))  # as a thread of C++ calls it: asyncio's frame is the outermost
+    assert not heard
+    hook(Unraisable(error.__traceback__))
+    assert len(heard) == 1
