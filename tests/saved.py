@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlstable.io.run_folder import read_result, steps_in
-from rlstable.io.store import open_manager, read_arrays, read_json
+from rlstable.io.store import open_manager, read_arrays, read_manifest
 
 # Metrics and host state that depend on the clock, the process or the machine.
 _OF_THE_MACHINE = (
@@ -61,7 +61,8 @@ def checkpoint(run_dir: Path, iteration: int | None = None) -> Checkpoint:
     step = steps_in(folder)[-1] if iteration is None else iteration
     manager = open_manager(folder, None)
     try:
-        host, manifest = read_json(manager, folder, step)
+        manifest = read_manifest(manager, folder, step)
+        host = manifest.host
         own = {name: value for name, value in host["host"].items() if name not in _OF_THE_PROCESS}
         return read_arrays(manager, step, "state", manifest.state), own | {
             name: host[name] for name in ("step", "return", "last_good")

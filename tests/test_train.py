@@ -136,13 +136,11 @@ def test_uncaught_interrupt_is_one_line_and_exit_code_130(
 
 
 def test_command_trains_resumes_and_prints_the_next_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*TINY, "env.kwargs={bound: 2.0}", "-v") == 0
+    assert run(*TINY, "env.kwargs={bound: 2.0}") == 0
     printed = capsys.readouterr().out
     assert printed.startswith("recipe: default, as ppo=default asks\n")
     for wanted in ("compiling training", "step", "stop reason", "completed", "resume="):
         assert wanted in printed
-    told = [line.split()[:2] for line in printed.splitlines() if "value loss" in line and "distance" in line]
-    assert told == [["step", "64"], ["step", "128"]]
     (folder,) = (here / "runs" / "toys.PointMass").iterdir()
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["env"]["kwargs"] == {"bound": 2.0}

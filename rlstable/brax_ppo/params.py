@@ -1,4 +1,4 @@
-"""Parameters in the form of Brax's PPO, and back: what `brax.training.agents.ppo` trains, saves and loads."""
+"""Converts parameters to the form of Brax's PPO and back: what `brax.training.agents.ppo` trains, saves and loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BraxParams = tuple[running_statistics.RunningStatisticsState, Params, Params]
 
 
 def to_brax(config: Config, params: Params, statistics: Statistics, observation: Any) -> BraxParams:
-    """What `brax.training.agents.ppo.train` returns, from the parameters and statistics of a run.
+    """The result of `brax.training.agents.ppo.train`, from the parameters and statistics of a run.
 
     Parts of `observation`, the shapes of a whole one, that no network reads get mean 0 and deviation 1.
     """

@@ -147,6 +147,12 @@ def constant(statistics: Statistics) -> PyTree:
     return jax.tree.map(lambda m, v: jnp.sqrt(v) <= _tolerance(m), statistics.mean, statistics.variance)
 
 
+def with_divisors(statistics: Statistics, config: PPOConfig, shift: float | None) -> Statistics:
+    """The statistics with divisors computed from the variance again, in case a divisor has been damaged."""
+    std = _std(statistics.mean, statistics.variance, config, shift)
+    return dataclasses.replace(statistics, std=select(statistics.count > 0, std, statistics.std))
+
+
 def _tolerance(mean: jax.Array) -> jax.Array:
     """The standard deviation below which an element counts as constant."""
     return jnp.maximum(_STD_MIN, _ROUNDING * jnp.abs(mean))

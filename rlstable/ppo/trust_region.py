@@ -160,8 +160,9 @@ class TrustRegion:
         `collecting` tells that these parameters and the old statistics collected the batch.
         """
         limits = self.config.guards.limiters
+        intact = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
         new, shifted = normalizer.update(
-            old, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
+            intact, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
             shift=limits.observation_shift,
         )  # fmt: skip
         limit = kl_limiter.limit(self.config, state.tuning)
@@ -178,7 +179,7 @@ class TrustRegion:
             before = moments(sample.distribution) if collecting else self._moments(params, old, sample)
             moved = self.mean_distance(params, new, sample, before, limit)
             preserves |= ~(moved <= jnp.minimum(_NORMALIZER_SHARE * limit, _NORMALIZER_LIMIT))
-        rescaled = self.networks.rescale_inputs(params, old, new)
+        rescaled = self.networks.rescale_inputs(params, intact, new)
         update = with_same_function(params, rescaled, old, new, preserves & (old.count > 0))
         return update._replace(shifted=shifted)
 

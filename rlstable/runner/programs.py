@@ -1,4 +1,4 @@
-"""What a run computes with: its devices, and its programs by precision level and memory plan, each compiled once."""
+"""The devices and the programs of a run, by precision level and memory plan; each program is compiled once."""
 
 from __future__ import annotations
 

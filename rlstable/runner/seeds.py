@@ -16,6 +16,7 @@ from rlstable.device.shared import has_shared
 from rlstable.io.console import Console, SeedConsole
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import (
+    free_reserve,
     open_run_dir,
     read_result,
     require_the_same_seeds,
@@ -165,6 +166,7 @@ class Seeds:
         group = "/".join(run_dir.absolute().parts[-2:])
         with contextlib.ExitStack() as locked:
             locked.callback(lock.release)
+            locked.callback(free_reserve, run_dir)  # each seed has its own
             if resumes:
                 require_the_same_seeds(run_dir, config.each_seed)
             for number in config.each_seed:

@@ -150,7 +150,7 @@ def steps():
     return history, moved, distance_of
 
 
-RATE, LIMIT, EPOCH = 1e-4, 0.0021, 2
+RATE, LIMIT, EPOCH = 1e-4, 0.00105, 2
 
 
 def test_overshoot_rolls_back_to_the_last_epoch_within_the_limit(steps):

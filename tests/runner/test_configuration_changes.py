@@ -122,8 +122,8 @@ def test_change_is_one_line(old: Any, new: Any, line: str) -> None:
 
 def test_configuration_of_a_checkpoint_is_under_a_checksum(folder: Path) -> None:
     """A checkpoint with an edited configuration is rejected."""
-    host = folder / "checkpoints" / "1" / "host" / "metadata"
+    host = folder / "checkpoints" / "1" / "manifest" / "metadata"
     host.write_text(host.read_text().replace('"discounting": 0.97', '"discounting": 0.15'))
     write_config(folder, quick().model_dump(mode="json"))
-    with pytest.raises(ValueError, match="the checksum of the host data is wrong"):
+    with pytest.raises(ValueError, match="the checksum of the manifest is wrong"):
         TrainingLoop(quick(total_steps=128, resume="auto"), folder)

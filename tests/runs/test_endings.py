@@ -132,7 +132,7 @@ ENDINGS: dict[str, tuple[dict[str, Any], Ends]] = {
             "guards": only("finite_state"), "fault": NAN_GRADIENTS | {"iterations": 2},
             "recovery": {"every": 1, "remedies": ["fresh_resets"]},
         },
-        Ends("completed", 8, ("5: state_not_finite: fresh_resets, back to 2",), saved=first(8)),
+        Ends("completed", 8, ("5: state_not_finite: fresh_resets, back to 2",), saved=[1, 2, *range(5, 12)]),
     ),
     "parameters, whatever the remedy": (
         {
