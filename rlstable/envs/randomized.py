@@ -98,9 +98,7 @@ class RandomizedEnv:
 
         try:
             batched = jax.eval_shape(shapes, jax.random.PRNGKey(0))
-            by_leaf = jax.tree.leaves(  # as `jax.vmap` reads a tree prefix of axes
-                jax.tree.broadcast(axes[0], batched, is_leaf=lambda x: x is None), is_leaf=lambda x: x is None
-            )
+            by_leaf = _broadcast(axes[0], batched)
         except Exception as error:
             text = next(iter(str(error).splitlines()), "")
             raise ConfigError(
@@ -116,6 +114,15 @@ class RandomizedEnv:
                 "leaves and None for the others"
             )
         return randomized
+
+
+def _broadcast(in_axes: Any, tree: Any) -> list[Any]:
+    """The axis of every leaf, as `jax.vmap` reads a tree prefix of axes. Empty fields of the model have no axis."""
+    axes: list[Any] = []
+    jax.tree.map(
+        lambda axis, part: axes.extend([axis] * len(jax.tree.leaves(part))), in_axes, tree, is_leaf=lambda x: x is None
+    )
+    return axes
 
 
 def _with_field(env: Any, field: str, value: Any) -> Any:
