@@ -13,7 +13,6 @@ from toys import tiny_config
 
 from rlstable.cli.compose import compose
 from rlstable.config import Config
-from rlstable.io.console import describe_event
 from rlstable.io.run_folder import write_config
 from rlstable.policy import load_policy
 from rlstable.report.page import page
@@ -103,21 +102,6 @@ def test_all_kinds_of_values_are_compared(folder: Path) -> None:
     assert found["guards.limiters.kl"][1] is None
     assert found["seed"] == (0, 3)
     assert len(found) == 4
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "line"),
-    [
-        (0.95, 0.15, "ppo.discounting: 0.95 -> 0.15"),
-        (0.000123456, 0.000123457, "ppo.discounting: 0.000123456 -> 0.000123457"),
-        (None, True, "ppo.discounting: null -> true"),
-        ([8, 8], {"a": 1}, 'ppo.discounting: [8, 8] -> {"a": 1}'),
-        ("toys:A", "x\ny", "ppo.discounting: toys:A -> x y"),
-    ],
-)
-def test_change_is_one_line(old: Any, new: Any, line: str) -> None:
-    fields = {"key": "ppo.discounting", "old": old, "new": new}
-    assert describe_event("configuration_changed", fields) == f"configuration_changed: {line}"
 
 
 def test_configuration_of_a_checkpoint_is_under_a_checksum(folder: Path) -> None:

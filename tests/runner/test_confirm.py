@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_runner import leaves, lines
+from test_runner import lines
 from toys import tiny_config
 
 from rlstable import load_policy
@@ -208,12 +208,6 @@ def test_run_without_scored_checkpoints_ends_without_a_confirmed_best(tmp_path: 
     assert not events(tmp_path, "best_confirmed") and not events(tmp_path, "best_not_confirmed")
 
 
-def test_run_whose_evaluations_are_all_void_ends_without_a_confirmed_best(tmp_path: Path) -> None:
-    result, evaluators = lucky_run(tmp_path, {"void_from": 1})
-    assert result.stop_reason is StopReason.completed and len(evaluators.played) == 4
-    assert "confirmed_return" not in (read_result(tmp_path) or {})
-
-
 def test_candidates_whose_new_episodes_are_all_void_are_not_confirmed(tmp_path: Path) -> None:
     result, _ = lucky_run(tmp_path, {"void_from": 5})
     assert result.stop_reason is StopReason.completed and iteration_of(result.policy) == 3
@@ -249,20 +243,6 @@ def test_runs_that_must_end_quickly_are_not_confirmed() -> None:
     assert {ending.name for ending in others} == {
         "config_error", "out_of_memory", "not_saved", "time_limit", "error", "interrupted", "preempted",
     }  # fmt: skip
-
-
-def test_confirming_changes_no_bit_of_a_run_that_is_resumed(tmp_path: Path) -> None:
-    states = []
-    for confirm_best in (0, 3):
-        folder = tmp_path / str(confirm_best)
-        checkpoint = {"every": 3, "asynchronous": False, "confirm_best": confirm_best}
-        TrainingLoop(learning(checkpoint=checkpoint, total_steps=6 * ITERATION), folder).run()
-        assert ("confirmed_return" in (read_result(folder) or {})) is (confirm_best > 0)
-        longer = TrainingLoop(learning(checkpoint=checkpoint, resume="auto"), folder)
-        longer.run()
-        states.append(leaves(longer.single.state))
-    for ours, theirs in zip(*states, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_completed_run_that_is_started_again_keeps_its_confirmed_best(

@@ -13,9 +13,8 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import Config, ConfigError
-from rlstable.render.recording import EpisodeRecorder, RecordedEpisodes
+from rlstable.render.recording import EpisodeRecorder
 from rlstable.report.run_record import read_record
-from rlstable.runner import recordings
 from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -86,20 +85,6 @@ def test_training_computes_the_same_numbers_with_and_without_recordings(
         np.testing.assert_array_equal(one, other)
 
 
-def test_recording_program_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    make = EpisodeRecorder.record
-
-    def noted(self: Any, *args: Any) -> RecordedEpisodes:
-        result = make(self, *args)
-        made.append(self._compiled)
-        return result
-
-    monkeypatch.setattr(EpisodeRecorder, "record", noted)
-    trained(tmp_path / "run", config(1))
-    assert len(made) == 4 and len({id(program) for program in made}) == 1
-
-
 def test_environment_without_a_model_is_refused_before_the_run_has_a_folder(tmp_path: Path) -> None:
     settings = config(1, env={"name": "toys:PointMass"})
     with pytest.raises(ConfigError, match=r"^render\.every: toys:PointMass has no MuJoCo model to draw; set render\.e"):
@@ -125,16 +110,3 @@ def test_failed_recording_is_one_event_and_the_run_completes(tmp_path: Path, mon
     (event,) = events(tmp_path / "run", "recording_failed")
     assert event["error"] == "JaxRuntimeError: RESOURCE_EXHAUSTED: out of memory"
     assert recorded_steps(tmp_path / "run") == []
-
-
-def test_page_that_cannot_be_written_is_one_event_and_the_run_completes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(recordings, "page", fail)
-    trained(tmp_path / "run", config(4))
-    assert [event["error"] for event in events(tmp_path / "run", "recording_failed")] == [
-        "OSError: [Errno 28] No space left on device"
-    ]

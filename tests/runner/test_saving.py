@@ -5,11 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import numpy as np
 import pytest
 from toys import tiny_config
 
-from rlstable.config import Config, ConfigError
+from rlstable.config import Config
 from rlstable.device import hosts
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
@@ -28,19 +25,10 @@ from rlstable.runner import loop
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.stop_reasons import SAVED, StopReason
-from rlstable.train import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
-ROOT = Path(__file__).resolve().parents[2]
 ITERATION = 64
 LAST = 8
-TINY = [
-    "env=import", "ppo=default", "env.name=toys:PointMass", "env.episode_length=12", "env.reset_pool_size=8",
-    "eval.num_evals=0",
-    "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2", "ppo.num_updates_per_batch=2", "ppo.unroll_length=4",
-    "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]", "eval.num_envs=2", "devices=1",
-    "logging.console=plain", f"total_steps={LAST * ITERATION}", "checkpoint.every=1",
-]  # fmt: skip
 
 
 def quick(**sections: Any) -> Config:
@@ -55,10 +43,6 @@ def quick(**sections: Any) -> Config:
 def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines() if line]
     return [event for event in lines if event["kind"] in kinds]
-
-
-def rows(folder: Path) -> list[int]:
-    return [json.loads(line)["step"] // ITERATION for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
@@ -111,13 +95,6 @@ def test_checkpoints_by_time_do_not_change_what_is_trained_and_saved(tmp_path: P
     assert saved[0] == saved[1]
 
 
-def test_failed_checkpoint_by_time_is_retried_by_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in every iteration while the disk is full."""
-    fail_after(monkeypatch, 0)
-    advanced(tmp_path, [5, 5.1, 5.2, 5.3, 5.4, 5.5, 5.6])
-    assert [event["iteration"] for event in events(tmp_path, "checkpoint_failed")] == [1, 2, 4]
-
-
 def test_clock_of_any_process_asks_all_processes_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the writer's clock is asked, so `saves` is false in the other processes."""
     request = StopRequest(Console("off", 1), lambda reason: reason, str, limit=10.0)
@@ -127,44 +104,6 @@ def test_clock_of_any_process_asks_all_processes_for_a_checkpoint(monkeypatch: p
         assert request.agreed(0.0) == (agreed, bool(theirs % 2))
     assert request.agreed(11.0, True)[0] is StopReason.interrupted
     assert asked == [0, 0, 0, 0, 3]
-
-
-def small_disk(folder: Path, size: str) -> None:
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"mounting a small disk is not permitted here: {getattr(error, 'stderr', error)}")
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk on which a run can start but no checkpoint fits."""
-    folder = tmp_path / "disk"
-    small_disk(folder, "220k")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_command_on_a_disk_without_room_for_a_checkpoint_exits_with_13_and_prints_no_traceback(
-    tiny_disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["rlstable.train", *TINY, f"hydra.run.dir={tiny_disk}"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said, errors = capfd.readouterr()
-    assert ended.value.code == 13, said + errors
-    assert errors == ""
-    assert "stop reason  not_saved: the last state could not be saved" in said
-    assert f"not saved    the last {LAST * ITERATION:,} steps" in said
-    assert not re.search(r"^\s*(resume|load) ", said, re.M)  # there is no policy
-    left = read_result(tiny_disk)
-    assert left is not None
-    assert (left["stop_reason"], left["exit_code"], left["unsaved_steps"]) == ("not_saved", 13, LAST * ITERATION)
-    page = (tiny_disk / "report.html").read_text()
-    assert re.search(r'<dt>stop reason</dt><dd><span class="bad"[^>]*>not_saved</span>', page)
-    assert f'<dt>steps not saved</dt><dd><span class="bad">{LAST * ITERATION}</span>' in page
 
 
 def test_run_whose_last_saves_fail_ends_as_not_saved(
@@ -266,20 +205,6 @@ def test_run_without_any_good_state_ends_as_not_saved(tmp_path: Path) -> None:
     assert not any(path.name.isdigit() for path in tmp_path.glob("checkpoints/*"))
 
 
-def test_run_without_checkpoints_completes(tmp_path: Path) -> None:
-    assert TrainingLoop(quick(checkpoint={"enabled": False}), tmp_path).run().stop_reason is StopReason.completed
-
-
-@pytest.mark.slow
-def test_seed_that_cannot_be_saved_does_not_change_the_stop_reason_of_the_others(tmp_path: Path) -> None:
-    config = quick(seeds=2, total_steps=3 * ITERATION, fault={"site": "disk", "start": 1, "seed": 1})
-    result = TrainingLoop(config, tmp_path).run()
-    assert [seed.stop_reason for seed in result.seeds] == [StopReason.completed, StopReason.not_saved]
-    assert result.stop_reason is StopReason.not_saved
-    left = read_result(tmp_path)
-    assert left is not None and left["seeds"]["1"]["unsaved_steps"] == 2 * ITERATION
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -315,23 +240,3 @@ def test_folder_that_is_deleted_after_the_last_save_is_not_written_again(
     monkeypatch.setattr(loop, "confirm", lambda *_: shutil.rmtree(folder))  # between the last save and the end
     assert TrainingLoop(quick(), folder).run().stop_reason is StopReason.not_saved
     assert not folder.exists()
-
-
-def test_folder_name_that_is_not_utf_8_is_one_error_before_anything_compiles(tmp_path: Path) -> None:
-    folder = tmp_path / "gr\udcf6\udcdfe"
-    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: cannot save checkpoints in '/.*; choose another"):
-        TrainingLoop(quick(), folder)
-    assert not folder.exists()
-
-
-def test_save_that_fails_with_another_error_than_of_the_disk_is_explained_by_its_exception(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: Checkpoints, number: int, *args: Any) -> None:
-        raise ValueError("a name is\nnot allowed")
-
-    monkeypatch.setattr(Checkpoints, "_begin", broken)
-    assert TrainingLoop(quick(), tmp_path).run().stop_reason is StopReason.not_saved
-    left = read_result(tmp_path)
-    cause = "Mend the cause of the failed save, ValueError: a name is not allowed"
-    assert left is not None and left["advice"].startswith(f"{cause}; no state of this run is saved")

@@ -20,7 +20,7 @@ from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import TrainingSetup
-from rlstable.supervise.memory import bytes_of, footprint
+from rlstable.supervise.memory import bytes_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -49,15 +49,6 @@ def test_gradient_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     program.lower(assembly.shapes())
     assert len(traced) == 1
-
-
-def test_footprint_counts_the_training_states_bytes_as_donated() -> None:
-    assembly = TrainingSetup(tiny_config(), mesh())
-    shapes = assembly.shapes()
-    needs = footprint(assembly.compiled(shapes).executable)
-    assert needs is not None
-    assert needs.arguments == needs.aliased == bytes_of(shapes)
-    assert needs.temporary > 0
 
 
 def test_shapes_keep_typed_keys_and_split_environments_over_devices() -> None:
@@ -136,19 +127,6 @@ def test_shapes_are_those_of_the_first_state_of_a_run(sections: dict[str, Any], 
     for here, there in zip(jax.tree.leaves(shapes), jax.tree.leaves(runner.single.state), strict=True):
         assert (here.shape, here.dtype, here.sharding) == (there.shape, there.dtype, there.sharding)
     assert bytes_of(shapes) == sum(x.nbytes for x in jax.tree.leaves(runner.single.state))
-
-
-@pytest.mark.usefixtures("shared_programs")
-def test_program_of_the_setup_is_the_program_of_a_run(tmp_path: Path) -> None:
-    config = tiny_config(logging={"console": "off"}, devices=1)
-    runner = TrainingLoop(config, tmp_path)
-    assembly = TrainingSetup(config, mesh())
-
-    def text(ppo: Any, state: Any) -> str:
-        specs = (SPECS, sharding.REPLICATED)
-        return sharding.over_devices(ppo.iteration, mesh(1), (SPECS,), specs, donate=(0,)).lower(state).as_text()
-
-    assert text(assembly.ppo, assembly.shapes()) == text(runner.single.setup.ppo, runner.single.state)
 
 
 @pytest.mark.usefixtures("shared_programs")

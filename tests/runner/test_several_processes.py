@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from deadly import ROOT, TINY
-from quick_compile import environment as quick_environment
 from saved import checkpoints, require_same, rows
-from teams import Team, free_port, without_cluster
+from teams import Team
 
 from rlstable.io.run_folder import read_result, steps_in
 
@@ -26,27 +21,6 @@ ROLLBACK = [
 ]  # fmt: skip
 ENDLESS = ["total_steps=100_000_000"]
 ENDED = (1, -6)  # exit codes of a process whose peer is lost: by the error of its collective, or by JAX's abort
-# Two runs in a thread; each process checks that `result.json` exists when `fit` returns.
-THREAD = """
-import sys, threading
-from pathlib import Path
-import rlstable
-
-missing = []
-
-def train():
-    for name in ("first", "second"):
-        folder = Path(sys.argv[1]) / name
-        result = rlstable.fit(overrides=sys.argv[2:], run_dir=folder)
-        if not (folder / "result.json").exists():
-            missing.append(name)
-        print(name, result.stop_reason.name, flush=True)
-
-thread = threading.Thread(target=train)
-thread.start()
-thread.join()
-sys.exit(f"no result: {missing}" if missing else 0)
-"""
 _TOLERANCE = 1e-6
 # Sums of rewards over an episode are ten times as large as parameters.
 _OF_EPISODES = "env_state/info/episode_metrics"
@@ -253,29 +227,3 @@ def test_physics_of_mujoco_runs_on_the_devices_of_each_process(tmp_path: Path, b
     alone = Team(tmp_path / "alone", args, processes=1, devices=4)
     assert alone.ends() == [0], alone.texts()
     require_alike(tmp_path / "pair", tmp_path / "alone", "params")
-
-
-@pytest.mark.slow
-def test_script_of_two_processes_may_train_twice_in_a_thread(tmp_path: Path) -> None:
-    address = f"localhost:{free_port()}"
-    environment = quick_environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
-    environment = without_cluster() | environment
-    words = [*TINY, "total_steps=320", "eval.num_evals=2", f"distributed.coordinator={address}"]
-    words += ["distributed.num_processes=2"]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", THREAD, str(tmp_path), *words, f"distributed.process_id={i}"],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    try:
-        for process in processes:
-            output, _ = process.communicate(timeout=300)
-            assert process.returncode == 0, output
-            ended = [line for line in output.splitlines() if line.endswith(" completed")]
-            assert ended == ["first completed", "second completed"], output
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()

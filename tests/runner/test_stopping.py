@@ -38,28 +38,6 @@ def test_signal_is_answered_with_what_a_second_one_loses() -> None:
     assert output.getvalue() == f"Ctrl-C: the run saves and stops; {second}\n"
 
 
-def test_answer_names_the_last_checkpoint_also_of_an_earlier_start(tmp_path: Path) -> None:
-    checkpoint = {"every": 2, "asynchronous": False}
-    config = tiny_config(
-        total_steps=9 * ITERATION, eval={"num_evals": 0}, logging={"console": "off"}, checkpoint=checkpoint
-    )
-    run = TrainingLoop(config, tmp_path)
-    found = [run._last_save()]
-    for _ in range(3):
-        run.advance()
-        found.append(run._last_save())
-    run.close()
-    saved = "the last checkpoint is of step 128"
-    assert found == ["nothing has been saved yet"] * 2 + [saved] * 2
-    resumed = TrainingLoop(config.model_copy(update={"resume": "auto"}), tmp_path)
-    assert resumed._last_save() == saved
-    resumed.close()
-    off = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"enabled": False})})
-    unsaved = TrainingLoop(off, tmp_path / "off")
-    assert unsaved._last_save() == "checkpoint.enabled=false saves nothing"
-    unsaved.close()
-
-
 def test_signal_abandons_a_long_evaluation_and_the_state_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
