@@ -13,7 +13,6 @@ from toys import tiny_config
 
 from rlstable.cli.compose import compose
 from rlstable.config import Config
-from rlstable.io.run_folder import write_config
 from rlstable.policy import load_policy
 from rlstable.report.page import page
 from rlstable.report.run_record import read_record
