@@ -110,24 +110,3 @@ def test_run_saves_again_when_its_disk_has_room_again(
     assert capsys.readouterr().out.count("sink_failed") == 1
     logged = [row["step"] // ITERATION for row in rows(disk)]
     assert logged[:FULL] == [1, 2, 3, 4] and logged[-4:] == [11, 12, 13, 14]
-
-
-def test_clock_that_is_set_back_by_a_day_affects_only_logged_times(
-    tmp_path: Path, healthy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    day = 86_400
-
-    def watch(step: int, _: Any) -> None:
-        if step == FULL * ITERATION:
-            wait_for_row(tmp_path, FULL)  # the time of a row is when it is written
-            clock, clock_ns = time.time, time.time_ns
-            monkeypatch.setattr(time, "time", lambda: clock() - day)
-            monkeypatch.setattr(time, "time_ns", lambda: clock_ns() - int(day * 1e9))
-
-    assert run(tmp_path, watch) is StopReason.completed
-    require_same_checkpoint(checkpoint(tmp_path), checkpoint(healthy))
-    assert saved(tmp_path) == [13, 14] and rows(tmp_path) == rows(healthy)
-    logged = lines(tmp_path / "metrics.jsonl")
-    assert logged[FULL]["time"] - logged[FULL - 1]["time"] == pytest.approx(-day, abs=600)
-    assert all(0 < row["training/sps"] < 1e9 for row in logged)
-    assert 0 <= logged[-1]["training/walltime"] - logged[0]["training/walltime"] < 600

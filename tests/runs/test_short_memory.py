@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
-from running import ITERATION, OFF, train
+from running import ITERATION, train
 from saved import checkpoint, events, result, rows
 
 from rlstable.runner.setup import Program
@@ -74,29 +72,3 @@ def test_other_errors_of_the_device_are_raised(tmp_path: Path, monkeypatch: pyte
     fail(monkeypatch, None, "INTERNAL: the device is on fire")
     with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
         train(tmp_path)
-
-
-@pytest.mark.slow
-def test_advice_names_a_limit_under_which_the_divided_run_computes_the_same(tmp_path: Path) -> None:
-    """Layers that are wide compared with the batch: what cannot be divided is a fifth."""
-    wide = {"policy_hidden_layer_sizes": [128] * 4, "value_hidden_layer_sizes": [128] * 4}
-    ppo = {"num_envs": 256, "batch_size": 512, "num_minibatches": 2, "unroll_length": 16}
-
-    def run(name: str, limit: float | None) -> StopReason:
-        supervise = {"memory": {"limit_gib": limit}, "ladder": OFF, "incident": OFF}
-        own = {"total_steps": 512 * 2 * 16, "network": wide, "ppo": ppo, "supervise": supervise}
-        return train(tmp_path / name, **own).stop_reason
-
-    assert run("impossible", 1e-4) is StopReason.out_of_memory
-    advice = result(tmp_path / "impossible")["advice"]
-    (enough,) = re.findall(r"a limit of ([\d.e-]+) GiB would be enough", advice)
-    assert run("divided", 1.5 * float(enough)) is run("whole", None) is StopReason.completed
-    (_, planned) = plans(tmp_path / "divided")[-1]
-    assert "gradient_accumulation" in planned
-    ours, theirs = (rows(tmp_path / name)[0] for name in ("divided", "whole"))
-    for name in ("training/total_loss", "training/policy_loss", "training/v_loss", "training/grad_norm"):
-        assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-6), name
-    arrays = checkpoint(tmp_path / "whole")[0]
-    for path, array in checkpoint(tmp_path / "divided")[0].items():
-        if path.startswith("params"):
-            np.testing.assert_allclose(array, arrays[path], rtol=1e-3, atol=1e-5)
