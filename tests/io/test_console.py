@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 
 import pytest
 
@@ -106,36 +105,10 @@ def test_plain_console_prints_compiling_messages_and_the_summary():
     ]
 
 
-def test_console_off_prints_nothing(capsys):
-    console = Console("off", 100, "ant")
-    with console.compiling("training"):
-        console.log(50, {"eval/episode_reward": 1.0})
-    console.event(1, "error", {"message": "x"})
-    console.message("x")
-    console.summary([("a", "b")])
-    console.close()
-    assert capsys.readouterr() == ("", "")
-
-
 def test_console_auto_is_plain_and_uncoloured_without_a_terminal(capsys):
     console = Console("auto", 100, "ant")
     console.event(1, "error", {"message": "x"})
     assert capsys.readouterr().out == "ant\n! step 1  error: message x\n"
-
-
-def test_console_auto_is_coloured_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    Console("auto", 100, "ant").event(1, "error", {"message": "x"})
-    assert sys.stdout.getvalue() == "\x1b[1mant\x1b[0m\n\x1b[33m! step 1  error: message x\x1b[0m\n"
-    monkeypatch.setenv("TERM", "dumb")
-    Console("auto", 100, "ant").message("y")
-    assert sys.stdout.getvalue().endswith("ant\ny\n")
 
 
 def test_closed_pipe_of_the_console_does_not_end_the_run():
@@ -156,16 +129,3 @@ def test_console_replaces_characters_that_the_stream_cannot_write():
     console = Console("plain", 100, stream=io.TextIOWrapper(raw, encoding="ascii"))
     console.message("größer")
     assert raw.getvalue() == b"gr??er\n"
-
-
-def test_eta_is_of_the_latest_rows_with_evaluations_and_starts_again_after_a_rollback() -> None:
-    console, stream, clock = make_plain(1000)
-    console.log(100, {"training/sps": 50.0})
-    clock.now += 10
-    console.log(200, {"training/sps": 50.0})
-    clock.now += 40  # an evaluation
-    console.log(300, {"training/sps": 50.0})
-    clock.now += 10
-    console.log(200, {"training/sps": 50.0})
-    etas = [line.split("ETA")[1].split()[0] for line in stream.getvalue().splitlines()]
-    assert etas == ["0:00:18", "0:01:20", "0:02:55", "0:00:16"]

@@ -45,11 +45,6 @@ class Broken(Slow):
         raise ConnectionError("no")
 
 
-class Unreadable:
-    def __str__(self) -> str:
-        raise ValueError("gone")
-
-
 @pytest.fixture
 def stream() -> io.StringIO:
     return io.StringIO()
@@ -99,38 +94,6 @@ def test_training_does_not_wait_for_a_service_and_no_row_is_lost(
     book.wait()
     assert service.took[-1] == ("closed",)
     assert "late" not in stream.getvalue()
-
-
-def test_wandb_error_is_logged_at_the_step_of_the_rejected_row(
-    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[tuple[int, dict[str, Any]]] = []
-    goes_on = threading.Event()
-
-    class Service:
-        id, step, failed = "abc", 0, False
-
-        def log(self, values: dict[str, Any], step: int) -> None:
-            goes_on.wait()
-            if not self.failed:
-                self.failed = True
-                raise ConnectionError("no")
-            sent.append((step, values))
-
-        def finish(self) -> None:
-            raise ConnectionError("no end")
-
-    monkeypatch.setattr("rlstable.io.services._start_wandb", lambda *_: Service())
-    book = Logbook(tiny_config(logging={"wandb": {"mode": "offline"}}), tmp_path, console)
-    book.start(None, None)
-    for step in (64, 128, 192):
-        book.log(step, {"x": step})
-    goes_on.set()
-    with pytest.warns(RuntimeWarning, match="could not be closed: ConnectionError: no end"):
-        book.close()
-    assert [(step, values) for step, values in sent if "x" in values] == [(128, {"x": 128}), (192, {"x": 192})]
-    [failed] = [line for line in lines(tmp_path, "events.jsonl") if line["kind"] == "sink_failed"]
-    assert (failed["step"], failed["sink"], failed["error"]) == (64, "Wandb", "ConnectionError: no")
 
 
 def test_failing_service_is_logged_and_dropped(tmp_path: Path, console: Console) -> None:

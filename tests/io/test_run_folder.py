@@ -24,7 +24,6 @@ from rlstable.io.run_folder import newest_run, read_overrides, write_overrides
 from rlstable.io.versions import versions
 from rlstable.policy import load_policy
 from rlstable.runner.loop import TrainingLoop
-from rlstable.runner.summary import finish_seed
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -184,16 +183,6 @@ def test_resumed_run_logs_changed_versions(finished: Path, monkeypatch: pytest.M
         "python": f"{saved['python']} -> 4.0",
         "jax": f"{saved['jax']} -> 99.0",
     }
-
-
-def test_result_of_an_earlier_run_is_deleted_with_the_first_new_iteration(finished: Path) -> None:
-    """A killed process leaves no result, so the old one must not stay."""
-    runner = TrainingLoop(quick(5, resume="auto"), finished)
-    assert (finished / "result.json").exists()
-    runner.advance()
-    assert not (finished / "result.json").exists()
-    finish_seed(runner.single, StopReason.stopped)
-    assert json.loads((finished / "result.json").read_text())["stop_reason"] == "stopped"
 
 
 def test_checkpoint_is_never_ahead_of_the_logged_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

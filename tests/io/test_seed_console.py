@@ -25,16 +25,6 @@ def test_console_event_names_its_seed(told: tuple[Console, io.StringIO]) -> None
     assert lines(stream) == ["! step 128  rolled_back: of seed 7, cause storm"]
 
 
-def test_console_prints_trips_of_a_guard_per_seed(told: tuple[Console, io.StringIO]) -> None:
-    console, stream = told
-    for seed in (0, 1):
-        SeedConsole(console, seed, set()).event(64, "guard_tripped", {"guard": "storm", "share": seed + 1})
-    assert lines(stream) == [
-        "! step 64  seed 0: storm: 1 trip (share 1)",
-        "! step 64  seed 1: storm: 2 trips (share 2)",
-    ]
-
-
 def test_console_prints_an_event_of_all_seeds_once(told: tuple[Console, io.StringIO]) -> None:
     console, stream = told
     of_all: set[str] = set()
