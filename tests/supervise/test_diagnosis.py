@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from typing import Any
 
 import pytest
 from toys import tiny_config
 
 from rlstable.config import Config
-from rlstable.runner.host_state import HostState
 from rlstable.supervise.diagnosis import Signs, advice, recovered_text, warnings_of
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.stop_reasons import StopReason
@@ -269,27 +266,6 @@ def test_key_off_says_and_remembers_nothing() -> None:
     own.active("log_ratio", 1.0, times=100)
     own.evaluate(0.0, 100.0, 100.0, 0.0, 0.0)
     assert (own.said, own.memory) == ([], SignMemory())
-
-
-@pytest.mark.parametrize("cut", [49, 101])
-def test_resumed_memory_says_the_same(cut: int) -> None:
-    rows = [0.5] * 70 + [0.0] * 50 + [0.4] * 60
-
-    def told(own: Watched, start: int, end: int) -> list[tuple[int, dict[str, Any]]]:
-        own.iteration = start
-        for value in rows[start:end]:
-            own.active("log_ratio", value)
-        return own.said
-
-    whole = Watched()
-    told(whole, 0, len(rows))
-    first = Watched()
-    told(first, 0, cut)
-    saved = json.loads(json.dumps(dataclasses.asdict(HostState(signs=first.memory))))
-    second = Watched(HostState.of(saved).signs)
-    assert first.said + told(second, cut, len(rows)) == whole.said
-    assert second.memory == whole.memory
-    assert len(whole.said) == 2
 
 
 def test_element_that_only_evaluations_vary_is_named_after_two_of_them() -> None:

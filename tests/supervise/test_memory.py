@@ -14,7 +14,7 @@ from toys import tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.supervise import memory
-from rlstable.supervise.memory import footprint, host_total, limit, readable, require_states
+from rlstable.supervise.memory import footprint, host_total, limit, require_states
 
 GPU = SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 60 << 30, "bytes_in_use": 5 << 30})
 
@@ -64,21 +64,6 @@ def test_host_memory_is_limited_by_the_container(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n")
     assert host_total(tmp_path) == (expected or psutil.virtual_memory().total)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 bytes"),
-        (1023, "1023 bytes"),
-        (1024, "1.0 KiB"),
-        (1536 << 20, "1.5 GiB"),
-        ((1 << 30) - 1, "1.0 GiB"),
-        (5 << 50, "5,120.0 TiB"),
-    ],
-)
-def test_bytes_are_formatted_with_units(count: int, text: str) -> None:
-    assert readable(count) == text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from rlstable.cli.command import options
 from rlstable.cli.compose import compose
@@ -58,12 +57,3 @@ def test_other_commands_read_the_printed_folder(name: str, tmp_path: Path, monke
     assert tmp_path / str(options(ReportOptions, words[3:]).sweep) == tmp_path / name
     (incident,) = shlex.split(command("replay", tmp_path / name))[3:]
     assert tmp_path / incident == tmp_path / name and not incident.startswith("-")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_printed_python_call_loads_its_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    fields = {"step": 10, "return": 1.0, "best_return": 1.0, "seconds": 1.0}
-    printed = dict(describe(StopReason.completed, fields, tmp_path / name, tmp_path / name))["load"]
-    call = printed.removeprefix("rlstable.load_policy(").removesuffix(").act(obs)")
-    assert yaml.safe_load(call) == name

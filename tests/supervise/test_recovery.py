@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import json
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given
 
 from rlstable.config.schema import ConfigError, validate
 from rlstable.config.supervise import RecoveryConfig, Remedy, SuperviseConfig
@@ -127,27 +123,6 @@ def test_remedy_taken_back_too_early_comes_first_and_stays_longer() -> None:
     assert remedies == ["scale_learning_rate 0.5"] * 5
     assert stretches == [2, 4, 8, 16]
     assert own.attempts.applied == [{"scale_learning_rate": 0.5}]
-
-
-@given(st.lists(st.one_of(st.just(None), st.booleans()), max_size=60), st.integers(0, 59))
-def test_resumed_recovery_decides_like_the_uninterrupted_one(history: list[bool | None], cut: int) -> None:
-    """Its memory is plain JSON. In the history, None is a failure, True and False are good and bad iterations."""
-
-    def go(own: RememberingRecovery, part: list[bool | None], start: int) -> list[Any]:
-        return [
-            remedy_of(own.plan("storm", at)) if good is None else own.healthy(good)
-            for at, good in enumerate(part, start)
-        ]
-
-    fields: dict[str, Any] = {"relax_after": 2, "window": 20}
-    whole = recovery(**fields)
-    expected = go(whole, history, 0)
-    first = recovery(**fields)
-    found = go(first, history[:cut], 0)
-    saved = json.loads(json.dumps(dataclasses.asdict(first.attempts)))
-    second = recovery(Attempts(**saved), **fields)
-    assert found + go(second, history[cut:], cut) == expected
-    assert second.attempts == whole.attempts
 
 
 @pytest.mark.parametrize(

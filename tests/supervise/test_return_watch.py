@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable
 
 import numpy as np
@@ -279,22 +277,3 @@ def test_a_confirmed_collapse_forgets_the_looks_and_keeps_the_level() -> None:
     for _ in range(4):
         own.train(40.0, 16)
     assert own.suspects
-
-
-@pytest.mark.parametrize("cut", [3, 31])
-def test_a_watch_restored_from_json_decides_as_the_whole_one(cut: int) -> None:
-    looks = [*np.linspace(0.0, 100.0, 20), *[100.0] * 10, *[40.0] * 4]
-
-    def go(own: ReturnWatch, part: list[float]) -> list[bool | None]:
-        for look in part:
-            own.evaluate(look - 1.0)
-        return [own.train(float(look), 7) for look in part]
-
-    whole, first = watch(start=None), watch(start=None)
-    go(whole, looks[:cut])
-    go(first, looks[:cut])
-    saved = json.loads(json.dumps(dataclasses.asdict(first.memory)))
-    second = ReturnWatch(TOLERANCE, 16, WatchMemory.of(saved))
-    assert second.memory == whole.memory
-    assert go(second, looks[cut:]) == go(whole, looks[cut:])
-    assert second.memory == whole.memory and second.suspects == whole.suspects

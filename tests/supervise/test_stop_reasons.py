@@ -59,30 +59,6 @@ def test_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.Mon
     assert rows["report"] == "runs/ant/1/report.html"
 
 
-def test_summary_names_the_policy_that_is_handed_over_and_its_confirmed_return(tmp_path: Path) -> None:
-    record = {"return": 15.0, "confirmed_return": 15.0, "confirmed_episodes": 128, "confirmed_last_return": 11.0}
-    record |= {"policy_iteration": 3, "policy_step": 300}
-    rows = dict(describe(StopReason.completed, FIELDS | record, tmp_path, tmp_path))
-    assert rows["return"] == "15.0, confirmed on 128 fresh episodes (best single evaluation 20.0)"
-    assert rows["policy"] == "iteration 3, step 300; the last saved state returned 11.0 in the same episodes"
-    seeds = {7: FIELDS | record | {"stop_reason": "completed"}}
-    whole = FIELDS | {"return": 15.0, "confirmed_return": 15.0, "seeds": seeds}
-    rows = dict(describe(StopReason.completed, whole, tmp_path, tmp_path / "seed-7"))
-    assert rows["return"] == "interquartile mean 15.0, confirmed (best single evaluation 20.0)"
-    assert rows["seed 7"].endswith("15.0, confirmed on 128 fresh episodes (best single evaluation 20.0)")
-    assert rows["policy"].startswith("seed 7, iteration 3, step 300; ")
-    assert "policy" not in dict(describe(StopReason.not_saved, FIELDS, tmp_path, None))
-
-
-def test_summary_splits_the_wall_time_and_counts_earlier_processes(tmp_path: Path) -> None:
-    wall = {"total": 20.0, "training": 3.2, "evaluation": 4.5}
-    rows = dict(describe(StopReason.completed, FIELDS | {"wall_seconds": wall}, tmp_path, None))
-    assert rows["wall time"] == "20.0 s: training 3.2 s, evaluation 4.5 s, start and end 12.3 s"
-    rows = dict(describe(StopReason.completed, FIELDS | {"wall_seconds": wall, "seconds": 100.0}, tmp_path, None))
-    assert rows["wall time"].endswith("; training of all processes 100.0 s")
-    assert dict(describe(StopReason.completed, FIELDS, tmp_path, None))["training time"] == "3.2 s"
-
-
 def test_ruined_policy_is_not_offered(tmp_path: Path) -> None:
     ruined = {"name": "loss_not_finite", "text": "no finite loss since step 0"}
     rows = dict(describe(StopReason.completed, FIELDS | {"warnings": [ruined]}, tmp_path, tmp_path))
