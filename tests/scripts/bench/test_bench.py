@@ -16,7 +16,7 @@ from rlstable.cli.compose import compose
 from scripts import process, results
 from scripts.bench import __main__ as bench
 from scripts.bench import leg as legs
-from scripts.bench import page, pairs, tasks
+from scripts.bench import page, tasks
 from scripts.bench.leg import Leg
 from scripts.process import Outcome
 
@@ -117,16 +117,6 @@ def test_every_way_to_end_a_leg_has_a_name(leg: Leg, own: Any, code: int | None,
     assert legs.ending_of(leg, own, dataclasses.replace(DONE, code=code), tmp_path) == ending
 
 
-def test_process_is_measured_to_its_end(tmp_path: Path) -> None:
-    code = (
-        "import time; x = bytearray(64 * 2**20); x[::4096] = b'1' * len(x[::4096]); time.sleep(0.3); print('done\\n')"
-    )
-    outcome = process.watch([sys.executable, "-c", code], process.environment(), tmp_path, 60.0)
-    assert (outcome.code, outcome.last_line) == (0, "done")
-    assert 0.3 <= outcome.seconds < 60 and 0.0 < outcome.cpu < 60
-    assert outcome.peak_mb is None or outcome.peak_mb > 64
-
-
 def test_process_that_runs_out_of_time_is_killed_with_its_children(tmp_path: Path) -> None:
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
     outcome = process.watch([sys.executable, "-c", code], process.environment(), tmp_path, 1.0)
@@ -218,11 +208,6 @@ def test_leg_that_reaches_its_limit_is_recorded_and_not_run_again(measure: Any, 
     assert measure(1.0, sleep=60.0, limit=0.5) == rows
 
 
-def test_leg_that_the_end_of_the_sitting_cuts_off_leaves_no_row(measure: Any, capsys: Any) -> None:
-    assert measure(1.0, sleep=60.0, more="--rounds 2 --minutes 0.01") == []
-    assert "left out for lack of time: round 1: threshold inverted_pendulum: sb3" in capsys.readouterr().out
-
-
 def test_failing_side_is_one_line(measure: Any, tmp_path: Path) -> None:
     (tmp_path / "sb3_ppo.py").write_text("raise ValueError('so')")
     with pytest.raises(
@@ -247,24 +232,6 @@ def test_mistake_is_one_line(measure: Any, more: str, message: str, tmp_path: Pa
         measure(960.0, more=more)
 
 
-def test_sides_take_turns_and_another_side_starts_each_round() -> None:
-    one, other = (dataclasses.replace(LEG, side=side) for side in ("ours", "brax"))
-    guards = dataclasses.replace(LEG, measure="guards")
-    order = [(n, leg.measure, leg.side) for n, leg in bench.in_turn([[one, other], [guards], [other, one]], 2)]
-    ours, brax = ("threshold", "ours"), ("threshold", "brax")
-    assert order == [
-        (1, *ours), (1, *brax), (2, *brax), (2, *ours),
-        (1, "guards", "ours"), (1, *brax), (1, *ours), (2, *ours), (2, *brax),
-    ]  # fmt: skip
-
-
-def test_rounds_are_shown_as_median_and_range() -> None:
-    assert page.spread([3.0, 1.0, 2.0]) == "2.00 [1.00, 3.00]"
-    assert page.spread([1234.5, None]) == "1,234"
-    assert page.spread([None]) == page.spread([]) == ""
-    assert page.spread([21.0, math.inf], 600.0) == "> 600 [21.0, > 600]"
-
-
 def measured(measure: str, side: str, **more: Any) -> dict[str, Any]:
     row = {
         "measure": measure, "task": tasks.FIRST, "side": side, "case": "", "warm": False, "threshold": 950.0,
@@ -272,15 +239,6 @@ def measured(measure: str, side: str, **more: Any) -> dict[str, Any]:
         "seconds": 8.0, "steps": 100, "evaluating": 1.0, "first": 10.0, "steady_sps": 500.0, "ending": "reached",
     }  # fmt: skip
     return row | more
-
-
-def test_page_shows_cold_and_warm_starts_and_the_newest_sitting_of_a_task() -> None:
-    rows = [measured("start", "ours"), measured("start", "ours", warm=True, first=4.0, steady_sps=600.0)]
-    rows.append(measured("start", "ours", sitting="2025-01-01", first=99.0))
-    line = "| inverted_pendulum | rlstable | 10.0 | 4.00 | 550 [500, 600] | 300 |"
-    assert line in page.part(rows, "start") and "begun 2026-01-02" in page.part(rows, "start")
-    guards = measured("guards", "ours", ratio=0.95, interval=[0.9, 1.0], sps_off=10.0, sps_default=9.5)
-    assert "| inverted_pendulum | 0.950 | 0.900 – 1.000 | 10 | 10 |" in page.part([guards], "guards")
 
 
 def test_readme_needs_every_side_in_one_sitting(tmp_path: Path) -> None:
@@ -292,10 +250,3 @@ def test_readme_needs_every_side_in_one_sitting(tmp_path: Path) -> None:
     page.write(rows, tmp_path / "page.md", readme)
     text = readme.read_text()
     assert "| SB3 PPO, Gymnasium's pendulum | 8.00 |  |" in text and "old" not in text
-
-
-def test_timed_pairs_alternate_after_the_warm_up() -> None:
-    calls: list[str] = []
-    times = pairs.in_turn([lambda: calls.append("a"), lambda: calls.append("b")], 3)
-    assert "".join(calls) == pairs.WARM_UP // 2 * "abba" + "ab" + "ba" + "ab"
-    assert times.shape == (2, 3) and (times > 0).all()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from rlstable.cli.compose import compose
@@ -69,12 +67,6 @@ def test_row_of_other_settings_is_trained_again_and_the_last_row_counts() -> Non
     fresh = written("hopper", "off", 0)
     assert not stability.missing([stale, fresh], "hopper", "off", range(1))
     assert stability_page.latest([stale, fresh])["hopper", "off"] == [fresh]
-
-
-def test_sides_of_a_task_run_in_turn(tmp_path: Path, trained: list[Any]) -> None:
-    stability.main(["--only", "hopper", "--seeds", "10", "--out", str(tmp_path / "stability.jsonl")])
-    sides, first, second = ("off", "default", "strict", "brax"), [*range(8)], [8, 9]
-    assert trained == [("hopper", side, seeds) for seeds in (first, second) for side in sides]
 
 
 @pytest.mark.parametrize("name", stability.TASKS)
@@ -225,19 +217,3 @@ def test_best_return_of_a_probe_is_that_of_the_best_force(name: str) -> None:
     assert best_return(probe) == pytest.approx(probe.best, rel=tolerance)
     task = f"point_mass_{name}" if name.startswith("rewards_x") else name
     assert stability.TASKS[task].best == probe.best
-
-
-@pytest.mark.slow  # starts a process and compiles everything
-def test_task_is_trained_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "rare_kick"
-    task = stability.TASKS[name]
-    short = dataclasses.replace(task, overrides=(*task.overrides[:-1], "total_steps=7680"))
-    monkeypatch.setitem(stability.TASKS, name, short)
-    out = tmp_path / "stability.jsonl"
-    stability.main(["--only", name, "--side", "default", "--seeds", "2", "--out", str(out)])
-    rows = results.read(out)
-    assert [own["seed"] for own in rows] == [0, 1]
-    for own in rows:
-        assert own["steps"][:3] == [2560, 5120, 7680] and all(np.isfinite(own["returns"]))
-        assert own["steps_per_second"] > 0
-        assert own["settings"] == stability.settings_of(name, "default")

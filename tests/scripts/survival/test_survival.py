@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import TINY
 
 from rlstable.cli.compose import compose
 from rlstable.config.faults import FaultConfig
@@ -24,55 +23,6 @@ def row(case: str, side: str, value: float | None, **more: Any) -> dict[str, Any
 def test_every_site_has_a_case() -> None:
     """Every case is a fault that the configuration has."""
     assert {FaultConfig(**case.fault).site for case in survival.CASES.values()} == set(FaultConfig.sites())
-
-
-@pytest.mark.slow  # the same is shown by the demonstration of NaN
-def test_training_with_guards_survives_the_faults_that_ruin_it_without_guards() -> None:
-    """The same cases on both sides, with several seeds in one program; the case without a fault is the reference."""
-    early = {"start": 2, "probability": 0.05}
-    cases = {
-        "clean": survival.HEALTHY,
-        "physics": {"site": "physics", **early},
-        "reset": {"site": "reset", "probability": 0.3},
-        "gradient": {"site": "gradient", "probability": 0.3, "start": 2},
-    }
-    finite, trips = {}, {}
-    for side in ("off", "default"):
-        arena = survival.Arena(compose([*TINY, f"guards={side}"]), range(2), None)
-        for name, fault in cases.items():
-            rows = arena.run(fault)
-            assert [own["seed"] for own in rows] == [0, 1]
-            finite[side, name] = all(own["finite"] for own in rows)
-            trips[side, name] = {guard for own in rows for guard in own["trips"]}
-    assert {name: finite["default", name] for name in cases} == dict.fromkeys(cases, True)
-    assert (finite["off", "clean"], finite["off", "physics"], finite["off", "gradient"]) == (True, False, False)
-    assert trips["default", "physics"] == {"quarantine"} and trips["default", "gradient"] == {"finite_update"}
-    assert not trips["default", "clean"] and not any(trips["off", name] for name in cases)
-
-
-def test_cell_without_a_measurement_has_no_colour() -> None:
-    assert survival_page.cell([], 1000.0, possible=False) == ("n/a", None)
-    assert survival_page.cell([], 1000.0) == ("", None)
-    assert survival_page.cell([row("x", "off", 900.0)], float("nan")) == ("", None)
-
-
-@pytest.mark.parametrize(
-    ("least", "colour"),
-    [
-        (1000.0, survival_page.GREEN),
-        (950.0, survival_page.GREEN),
-        (949.9, survival_page.AMBER),
-        (800.0, survival_page.AMBER),
-        (799.9, survival_page.RED),
-        (10.0, survival_page.RED),
-        (None, survival_page.RED),
-    ],
-)
-def test_cell_has_the_colour_of_its_least_seed(least: float | None, colour: int) -> None:
-    rows = [row("x", "off", 1000.0), row("x", "off", least), row("x", "off", 1000.0)]
-    assert survival_page.cell(rows, 1000.0) == (f"1.00 / {(least or 0.0) / 1000.0:.2f}", colour)
-    bad = [{**own, "finite": False} for own in rows]
-    assert survival_page.cell(bad, 1000.0) == (f"**nan** 1.00 / {(least or 0.0) / 1000.0:.2f}", survival_page.RED)
 
 
 def test_survival_page_shows_every_case_and_side(tmp_path: Path) -> None:
@@ -115,12 +65,3 @@ def test_every_task_has_100_iterations(task: str) -> None:
     config = compose([*survival.TASKS[task]])
     assert config.total_steps == 100 * config.env_steps_per_iteration
     assert config.eval.num_envs == survival.EPISODES
-
-
-@pytest.mark.slow
-def test_whole_run_of_the_second_task_meets_its_fault() -> None:
-    overrides = [*survival.TASKS["point_mass"], "guards=off", "total_steps=12800"]
-    fault = {"site": "critic", "start": 1, "iterations": 1}
-    own = survival.run_whole(overrides, fault, 0)
-    assert (own["seed"], own["finished"], own["finite"]) == (0, True, True)
-    assert own["return"] is not None
