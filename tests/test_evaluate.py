@@ -19,7 +19,7 @@ from toys import PointMass
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.evaluate import main
-from rlstable.io.run_folder import read_result, write_config
+from rlstable.io.run_folder import write_config
 from rlstable.policy import load_policy, saved_run
 from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
@@ -166,9 +166,3 @@ def test_policy_is_evaluated_at_the_precision_and_backend_of_its_training(
         write_config(tmp_path, compose(["env=inverted_pendulum", *words]).model_dump(mode="json"))
         found = open_run(tmp_path).config
         assert (found.precision.matmul, found.precision.network, found.env.backend) == ("x64", "float32", backend)
-
-
-def test_damaged_result_json_is_read_as_none(tmp_path: Path) -> None:
-    for content in (b"\xff", b"[]", b"3", b"{"):
-        (tmp_path / "result.json").write_bytes(content)
-        assert read_result(tmp_path) is None
