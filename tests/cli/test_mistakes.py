@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rlstable.cli.compose import compose
-from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.train import main
 
@@ -56,8 +54,3 @@ def test_mistake_is_one_line_with_exit_code_2_and_leaves_no_run(
     [line] = printed.err.splitlines()
     assert (ended.value.code, printed.out) == (2, "") and line.startswith(f"rlstable: {message}")
     assert not any(path.is_file() or path.parent.name == "inverted_pendulum" for path in tmp_path.rglob("*"))
-
-
-def test_mistake_in_python_is_the_same_line() -> None:
-    with pytest.raises(ConfigError, match=r"^env: unknown option 'nothing'; choose one of "):
-        compose(["env=nothing"])

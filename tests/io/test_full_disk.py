@@ -10,13 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toys import tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.console import Console
-from rlstable.io.logbook import Logbook
 from rlstable.io.run_folder import open_run_dir
 
 POLICY = {"w": np.ones(2, np.float32)}
@@ -106,24 +103,6 @@ def test_failure_of_an_asynchronous_save_is_reported_without_waiting(disk):
         while not checkpoints.due(3, 3) and time.monotonic() < end:
             time.sleep(0.01)
         assert events == [2]
-
-
-def test_metrics_are_written_again_when_there_is_room(disk):
-    book = Logbook(tiny_config(), disk, Console("off", 1))
-    book.start(None, None)
-    book.log(0, {"x": 0.0})
-    book.wait()
-    filler = fill(disk)
-    with (disk / "metrics.jsonl").open("rb+") as file:
-        free = 4096 - file.seek(0, 2)  # the rest of its page is still its own
-    for step in range(1, 1 + free // 30 + 10):
-        book.log(step, {"x": 1.0})
-    book.wait()
-    filler.unlink()
-    book.log(1000, {"x": 1.0})
-    book.close()
-    assert '{"step": 1000, ' in (disk / "metrics.jsonl").read_text().splitlines()[-1]
-    assert '"kind": "sink_recovered"' in (disk / "events.jsonl").read_text()
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])

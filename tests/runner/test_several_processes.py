@@ -174,16 +174,6 @@ def test_processes_with_different_sources_do_not_train_together(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_time_limit_ends_both_processes_in_the_same_iteration(tmp_path: Path) -> None:
-    pair = Team(tmp_path / "pair", [*ENDLESS, "checkpoint.every=100_000", "supervise.max_wall_time=30"])
-    assert pair.ends() == [75, 75], pair.texts()
-    result = read_result(tmp_path / "pair")
-    assert result is not None
-    assert result["stop_reason"] == "time_limit"
-    assert len(steps_in(tmp_path / "pair" / "checkpoints")) == 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -176,19 +176,6 @@ def test_signal_that_the_process_was_started_to_ignore_stays_ignored(child: Call
     assert child(ignoring).ends(signal.SIGINT, signal.SIGINT, signal.SIGTERM) == (7, "received 15\n")
 
 
-def test_signal_handlers_are_restored_afterwards(child: Callable[[str], Child]) -> None:
-    body = """
-before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-with Signals(owns_process=True):
-    pass
-print([signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before)
-print(signal.set_wakeup_fd(-1))
-ready()
-"""
-    process = subprocess.run([sys.executable, "-c", DEAF + body], capture_output=True, text=True, timeout=30)
-    assert process.stdout == "True\n-1\nready\n"
-
-
 def test_signals_are_not_handled_outside_the_main_thread(child: Callable[[str], Child]) -> None:
     body = """
 def other():

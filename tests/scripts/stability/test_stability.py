@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import pytest
 
 from rlstable.cli.compose import compose
-from scripts import results
 from scripts.stability import __main__ as stability
 from scripts.stability import page as stability_page
 from scripts.stability import tasks as stability_tasks
@@ -34,31 +33,6 @@ def save(out: Path, *rows: dict[str, Any]) -> None:
 
 def written(task: str, side: str, seed: int) -> dict[str, Any]:
     return row(task, side, seed, [1.0], settings=stability.settings_of(task, side))
-
-
-@pytest.fixture()
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[int]]]:
-    """Task, side and seeds of each process; the process itself is replaced."""
-    calls = []
-
-    def train(task: str, side: str, seeds: range) -> list[dict[str, Any]]:
-        calls.append((task, side, [*seeds]))
-        return [{key: own for key, own in written(task, side, seed).items() if key != "settings"} for seed in seeds]
-
-    monkeypatch.setattr(stability, "train", train)
-    monkeypatch.setattr(stability, "train_brax", lambda task, seeds: train(task, "brax", seeds))
-    monkeypatch.setattr(results, "device", lambda: {"platform": "cpu", "kind": "some", "cpus": 2})
-    return calls
-
-
-def test_seeds_with_a_row_are_not_trained_again(tmp_path: Path, trained: list[Any]) -> None:
-    out = tmp_path / "stability.jsonl"
-    save(out, *(written("hopper", "off", seed) for seed in (0, 1)))
-    arguments = ["--only", "hopper", "--side", "off", "--seeds", "6", "--out", str(out)]
-    stability.main(arguments)
-    stability.main(arguments)
-    assert trained == [("hopper", "off", [2, 3, 4, 5])]
-    assert sorted(own["seed"] for own in results.read(out)) == [*range(6)]
 
 
 def test_row_of_other_settings_is_trained_again_and_the_last_row_counts() -> None:

@@ -43,22 +43,6 @@ def test_survival_page_shows_every_case_and_side(tmp_path: Path) -> None:
     assert (tmp_path / "survival.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_missing_seeds_of_a_whole_run_are_added_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, case = tmp_path / "survival.jsonl", survival.CASES["critic scrambled at iteration 60"]
-    known = [row(case.name, "off", 1.0) | {"task": "point_mass", "seed": seed} for seed in (0, 2)]
-    out.write_text("".join(json.dumps(own) + "\n" for own in known))
-    asked: list[tuple[Any, ...]] = []
-
-    def run_whole(overrides: tuple[str, ...], fault: dict[str, Any], seed: int) -> dict[str, Any]:
-        asked.append((overrides[-1], fault["site"], seed))
-        return row(case.name, "off", 2.0) | {"seed": seed}
-
-    monkeypatch.setattr(survival, "run_whole", run_whole)
-    survival.run_side("point_mass", "off", [case], None, out)
-    assert asked == [("guards=off", "critic", seed) for seed in (1, 3, 4)]
-    assert sorted(own["seed"] for own in results.read(out)) == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("task", survival.TASKS)
 def test_every_task_has_100_iterations(task: str) -> None:
     """A fault starts in the same iteration of every task, and a solved task has time to collapse and to recover."""
