@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from commands import typed
 
 from rlstable.config.extras import install
 from rlstable.train import main
@@ -47,10 +47,7 @@ def test_mistake_is_one_line_with_exit_code_2_and_leaves_no_run(
     words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["rlstable.train", *words.split()])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr()
+    code, printed = typed(main, *words.split()), capsys.readouterr()
     [line] = printed.err.splitlines()
-    assert (ended.value.code, printed.out) == (2, "") and line.startswith(f"rlstable: {message}")
+    assert (code, printed.out) == (2, "") and line.startswith(f"rlstable: {message}")
     assert not any(path.is_file() or path.parent.name == "inverted_pendulum" for path in tmp_path.rglob("*"))

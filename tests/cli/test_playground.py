@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+from commands import typed
 
 from rlstable.cli import playground
 from rlstable.cli.compose import compose
@@ -35,10 +35,7 @@ def test_command_is_one_line_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["rlstable.train", *WORDS])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+    assert typed(main, *WORDS) == 2
     assert capsys.readouterr() == ("", f"rlstable: {SAID}{install('playground')}\n")
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
