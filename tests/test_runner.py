@@ -15,7 +15,7 @@ import pytest
 from toys import GUARDS_OFF, LIMITERS_OFF, tiny_config
 
 from rlstable.config import Config, ConfigError
-from rlstable.device import hosts
+from rlstable.device import hosts, sharding
 from rlstable.device.counter import WideCounter
 from rlstable.device.precision import SINGLE
 from rlstable.io.run_folder import read_result, steps_in
@@ -453,11 +453,13 @@ def test_resume_auto_without_a_checkpoint_starts_again_with_empty_logs(tmp_path:
         ({"env": {"backend": "mjx", "kwargs": {"n_frames": 3}}, "eval": {"env_kwargs": {"n_frames": 5}}}, False),
     ],
 )
-def test_programs_with_native_physics_are_dispatched_inline(
+def test_programs_with_native_physics_are_dispatched_inline_from_before_jax_is_first_used(
     monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], inline: bool
 ) -> None:
     """Both of training and of evaluations: with JAX's default dispatch they could deadlock."""
-    told: list[str] = []
-    monkeypatch.setattr("rlstable.runner.programs.disable_async_dispatch", lambda: told.append("inline"))
+    order: list[str] = []
+    make_mesh = sharding.make_mesh
+    monkeypatch.setattr("rlstable.runner.programs.disable_async_dispatch", lambda: order.append("inline"))
+    monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
     mesh_of(Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}}))
-    assert told == ["inline"] * inline
+    assert order == ["inline"] * inline + ["devices"]

@@ -377,20 +377,6 @@ def test_error_of_one_seed_ends_only_that_seed(
     assert [event["message"] for event in errors] == ["OSError: the disk of this one is on fire"]
 
 
-def test_dispatch_of_jax_is_set_before_jax_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX ignores the setting afterwards, and native physics could deadlock."""
-    from rlstable.device import sharding
-    from rlstable.runner import programs
-
-    order: list[str] = []
-    make_mesh = sharding.make_mesh
-    monkeypatch.setattr(programs, "disable_async_dispatch", lambda: order.append("dispatch"))
-    monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
-    with pytest.raises(ConfigError, match="cannot train equally many of 3 seeds"):
-        TrainingLoop(together(devices=8, env={"backend": "native"}), tmp_path)
-    assert order == ["dispatch", "devices"]
-
-
 def test_seed_of_a_fleet_can_be_resumed_alone(tmp_path: Path) -> None:
     TrainingLoop(together(total_steps=5 * ITERATION), tmp_path).run()
     config = together(total_steps=7 * ITERATION).of_seed(1, "alone").model_copy(update={"resume": "auto"})

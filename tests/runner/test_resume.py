@@ -12,7 +12,6 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import ConfigError
-from rlstable.device import hosts
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.runner.host_state import HostState
 from rlstable.runner.resume import resume
@@ -37,9 +36,10 @@ def test_host_state_of_another_version_is_one_line(change: Any, why: str) -> Non
 
 
 def test_run_folder_that_a_process_does_not_see_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "is_writer", lambda: False)
-    monkeypatch.setattr(hosts, "from_writer", lambda name, value: 7)
-    monkeypatch.setattr(hosts, "gather", lambda name, value: [True, value])
+    second = SimpleNamespace(
+        is_writer=lambda: False, from_writer=lambda name, value: 7, gather=lambda name, value: [True, value]
+    )
+    monkeypatch.setattr("rlstable.runner.resume.hosts", second)
     config = tiny_config()
     unused: Any = None
     saving: Any = SimpleNamespace(config=config, host=None, programs=None)
