@@ -69,13 +69,6 @@ class Stick(PipelineEnv):
         return jnp.concatenate([jnp.ravel(part) for part in parts])
 
 
-class SlowStick(Stick):
-    """Overrides `pipeline_step`: it steps twice, the second time with half the action."""
-
-    def pipeline_step(self, pipeline_state: Any, action: jax.Array) -> Any:
-        return super().pipeline_step(super().pipeline_step(pipeline_state, action), 0.5 * action)
-
-
 RANDOMIZED = (
     "body_mass", "body_inertia", "geom_friction", "dof_damping", "dof_armature", "actuator_gear", "jnt_range",
 )  # fmt: skip

@@ -20,7 +20,7 @@ from toys import tiny_config
 from rlstable.config import Config, ConfigError
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
-from rlstable.io.run_folder import newest_run, read_overrides, write_overrides
+from rlstable.io.run_folder import newest_run
 from rlstable.io.versions import versions
 from rlstable.policy import load_policy
 from rlstable.runner.loop import TrainingLoop
@@ -203,12 +203,3 @@ def test_checkpoint_is_never_ahead_of_the_logged_rows(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Checkpoints, "save", looked_at)
     TrainingLoop(quick(), tmp_path).run()
     assert found == [(1, 1), (2, 2), (3, 3)]
-
-
-def test_overrides_are_read_back_unless_the_file_is_damaged(tmp_path: Path) -> None:
-    assert read_overrides(tmp_path) is None
-    write_overrides(tmp_path, ["env=läufe", r"a=toys\:X"])
-    assert read_overrides(tmp_path) == ("env=läufe", r"a=toys\:X")
-    for damaged in (b"\xff", b"{}", b'["torn'):
-        (tmp_path / "overrides.json").write_bytes(damaged)
-        assert read_overrides(tmp_path) is None

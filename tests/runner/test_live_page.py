@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from toys import tiny_config
 
-from rlstable.report.page import page
-from rlstable.report.run_record import read_record
 from rlstable.runner.log import LivePage
 from rlstable.runner.loop import TrainingLoop
 
@@ -40,12 +38,6 @@ def test_page_is_there_with_the_first_row_and_is_written_again_every_half_minute
     for clock.now, written in ((29.0, False), (31.0, True)):
         live.log(0, {})
         assert report.exists() == written
-
-
-def test_only_a_running_run_writes_pages_that_load_themselves_again(tmp_path: Path) -> None:
-    report = started(tmp_path / "run")
-    assert REFRESH not in page([read_record(report.parent)])
-    assert REFRESH in page([read_record(report.parent)], refresh=True)
 
 
 @pytest.mark.parametrize("reason", ["stopped", "taken", "no run folder"])

@@ -68,25 +68,6 @@ def test_ruined_policy_is_not_offered(tmp_path: Path) -> None:
     assert "load" in dict(describe(StopReason.completed, one, tmp_path, tmp_path / "seed-1"))
 
 
-def test_summary_of_several_seeds_has_each_seed_and_commands_for_the_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    seeds = {
-        0: FIELDS | {"stop_reason": "completed"},
-        1: FIELDS | {"stop_reason": "needs_own_program", "return": None, "advice": "It could go on alone"},
-    }
-    folder, fields = tmp_path / "a", FIELDS | {"seeds": seeds}
-    rows = dict(describe(StopReason.needs_own_program, fields, folder, folder / "seed-0"))
-    assert rows["seed 0"] == "completed, return 12.3, not confirmed (best single evaluation 20.0)"
-    assert rows["seed 1"] == "needs_own_program, return none (best single evaluation 20.0). It could go on alone"
-    assert rows["return"] == "interquartile mean 12.3, not confirmed (best single evaluation 20.0)"
-    assert rows["steps"] == "1,000 each"
-    assert rows["resume"].endswith(" -m rlstable.train resume=a total_steps=2000")
-    assert rows["evaluate"].endswith("-m rlstable.evaluate run=a/seed-0")
-    assert rows["load"] == 'rlstable.load_policy("a/seed-0").act(obs)'
-
-
 def test_seed_stays_ended_on_resume_unless_more_steps_or_return_are_asked() -> None:
     config = tiny_config(total_steps=1000, eval={"target_return": 50.0})
 

@@ -140,21 +140,6 @@ def test_no_side_inherits_a_cache_or_a_path(monkeypatch: pytest.MonkeyPatch) -> 
     assert legs.caching(dataclasses.replace(RIVAL, warm=True), "there")["JAX_COMPILATION_CACHE_DIR"] == "there"
 
 
-def test_warm_process_finds_compiled_programs_and_cold_process_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[Path] = []
-
-    def run(leg: Leg, seed: int, cache: str, end: float) -> dict[str, Any]:
-        found = (Path(cache) / "program").exists()
-        (Path(cache) / "program").touch()
-        used.append(Path(cache))
-        return {"found": found}
-
-    monkeypatch.setattr(legs, "_run", run)
-    warm = dataclasses.replace(LEG, warm=True)
-    assert [legs.run(leg, 1)["found"] for leg in (LEG, LEG, warm)] == [False, False, True]
-    assert len(used) == 4 and not any(cache.exists() for cache in used)
-
-
 FAKE = """
 import json, sys, time
 settings = json.loads(sys.argv[1])
