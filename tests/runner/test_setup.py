@@ -1,4 +1,4 @@
-"""`TrainingSetup`: shapes and program before the run equal those of the run, and programs are built once."""
+"""`TrainingSetup`: shapes before the run equal those of the run, and programs are built once."""
 
 from __future__ import annotations
 

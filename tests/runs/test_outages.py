@@ -1,4 +1,4 @@
-"""Full disks and changed clocks: the run continues and no saved state is lost."""
+"""Full disks: the run continues and no saved state is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with too little memory divide the work and compute the same numbers, or end by name."""
+"""Runs with too little memory divide the work, or end by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recovery from a learning rate far too high: rows, page, and the outcome on the real task."""
+"""Recovery from a learning rate far too high: rows and page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stability study: seeds to train, numbers of the page, and best returns of the probe tasks."""
+"""The stability study: rows of seeds, numbers of the page, and best returns of the probe tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The survival matrix: cases, rows, page, and one small training."""
+"""The survival matrix: cases, tasks and page."""
 
 from __future__ import annotations
 
