@@ -11,8 +11,6 @@ import pytest
 from scripts import results
 from scripts.recovery import __main__ as recovery
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def row(case: str, seed: int, value: float | None, **more: Any) -> dict[str, Any]:
     own = {
