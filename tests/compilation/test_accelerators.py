@@ -15,16 +15,13 @@ from lowering import (
     boundary,
     collectives,
     host_decisions,
-    on_accelerator,
     outside_calls,
     programs_of_run,
     size_of,
 )
 
 from rlstable.cli.compose import compose
-from rlstable.compilation import ffi
 from rlstable.compilation.xla import quick_options
-from rlstable.device.transforms import apply_if, select_if
 
 # Cholesky factorisations of MJX's mass matrix and constraint solver. XLA for TPUs has an operation for them.
 LINEAR_ALGEBRA = {"cuda": {"cusolver_potrf_ffi"}, "tpu": set[str]()}
@@ -52,9 +49,6 @@ RUNS = {
     "mjx": Run(MJX, mjx=True),
     "mjx, x64": Run((*MJX, "precision.matmul=x64"), mjx=True),
 }
-HUMANOID = Run(("env=humanoid", "env.backend=auto"), mjx=True)
-
-
 # --- lowering
 
 
@@ -77,23 +71,9 @@ def test_programs_of_a_run_lower_for_accelerators_without_a_callback(name: str) 
     require_lowering(RUNS[name])
 
 
-@pytest.mark.slow
-def test_programs_of_the_humanoid_lower_for_accelerators_without_a_callback() -> None:
-    require_lowering(HUMANOID)
-
-
 def test_check_of_lowered_programs_finds_a_callback() -> None:
     (target,) = outside_calls(module_of(lambda x: jax.pure_callback(lambda y: y, x, x), "cpu", jnp.ones(3)))
     assert "callback" in target
-
-
-def test_check_of_lowered_programs_finds_native_physics() -> None:
-    """It lowers for any platform, although its target exists on a CPU alone."""
-
-    def native(x: jax.Array) -> jax.Array:
-        return ffi.call("nothing", lambda inputs, results: None, {"x": x}, {"y": x})["y"]
-
-    assert outside_calls(module_of(native, "cuda", jnp.ones(3))) == {ffi.TARGET}
 
 
 def module_of(function: Callable[..., Any], platform: str, *arguments: Any) -> Any:
@@ -101,26 +81,6 @@ def module_of(function: Callable[..., Any], platform: str, *arguments: Any) -> A
 
 
 # --- loops that the host of a GPU decides
-
-
-def test_host_decides_loops_without_a_fixed_length_and_branches_only() -> None:
-    def double(x: jax.Array) -> jax.Array:
-        return 2 * x
-
-    def in_scan(conditional: Callable[..., jax.Array]) -> Callable[[jax.Array], jax.Array]:
-        return lambda x: jax.lax.scan(lambda y, _: (conditional(y[0] > 0, double, y), None), x, None, length=3)[0]
-
-    def decisions(function: Callable[..., Any], *arguments: Any) -> dict[int, int]:
-        return host_decisions(module_of(function, "cuda", *arguments))
-
-    x, times = jnp.ones(3), jnp.int32(2)
-    assert decisions(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: double(y), x), x) == {}
-    assert decisions(lambda x, n: jax.lax.fori_loop(0, n, lambda _, y: double(y), x), x, times) == {0: 1}
-    assert decisions(lambda x: jax.lax.cond(x[0] > 0, double, jnp.sin, x), x) == {0: 1}
-    assert decisions(in_scan(jax.jit(apply_if, static_argnums=1)), x) == {1: 1}
-    assert decisions(in_scan(select_if), x) == {1: 1}
-    with on_accelerator():
-        assert decisions(in_scan(select_if), x) == {}
 
 
 # --- budgets

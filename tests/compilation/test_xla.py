@@ -12,13 +12,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from hlo import copies_in_loops
-from jax import monitoring
 from jax.experimental.compilation_cache import compilation_cache
 from quick_compile import quickly
 from toys import mesh, tiny_config
 
 from rlstable.cli.compose import compose
-from rlstable.compilation import background, xla
+from rlstable.compilation import xla
 from rlstable.compilation.xla import compiler_options, enable_program_cache, program_cache_folder, quick_options
 from rlstable.config import Config
 from rlstable.policy.evaluator import make_evaluator, snapshot_of
@@ -220,32 +219,6 @@ def test_folder_of_programs_is_the_folder_in_use(cache: Path) -> None:
         jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", "gs://bucket/programs")
     assert program_cache_folder() is None
-
-
-@quickly()
-def test_run_compiles_every_program_once(tmp_path: Path) -> None:
-    """After the second evaluation nothing compiles."""
-    compiled: list[str] = []
-    marks: dict[int, int] = {}
-
-    def listen(name: str, seconds: float, **about: Any) -> None:
-        if name.endswith("backend_compile_duration"):
-            compiled.append(about["fun_name"])
-
-    defaults = {"supervise": {}, "guards": {}}
-    config = tiny_config(total_steps=64 * 30, eval={"num_evals": 5, "num_envs": 3}, devices=2, **defaults)
-    background.build(lambda: None).result()  # waits for programs that other tests began
-    monitoring.register_event_duration_secs_listener(listen)
-    try:
-        runner = TrainingLoop(config, tmp_path, callback=lambda step, row: marks.update({step: len(compiled)}) and None)
-        runner.run()
-    finally:
-        monitoring.unregister_event_duration_listener(listen)
-    for program in ("jit(program)", "jit(_init_state)", "jit(iteration)", "jit(play_pass)"):
-        assert compiled.count(program) == 1, program
-    evaluated = [row["step"] for row in runner.single.log.history if "eval/episode_reward" in row]
-    assert len(evaluated) == 5
-    assert compiled[marks[evaluated[1]] :] == []
 
 
 @quickly()
