@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstable.device.counter import LARGEST, WideCounter, _nearest_float
+from rlstable.device.counter import LARGEST, WideCounter
 
 EDGES = sorted(
     {n for p in (0, 1, 31, 32, 33, 53, 63, 64) for d in (-2, -1, 0, 1, 2) if 0 <= (n := 2**p + d) <= LARGEST}
@@ -27,7 +27,6 @@ counts = st.one_of(
 add = jax.jit(lambda c, x: c + x)
 compare = jax.jit(lambda c, x: [compare(c, x) for compare in COMPARISONS])
 progress = jax.jit(lambda c, total: c.progress(total))
-nearest_float = jax.jit(_nearest_float)
 of = jax.jit(WideCounter.of)
 
 
@@ -72,11 +71,6 @@ def test_progress_towards_a_traced_total_has_the_bits_of_a_constant_total(total)
     for part in range(300):
         c = WideCounter.of(part * total // 299)
         assert progress(c, WideCounter.of(total)) == towards_constant(c)
-
-
-@given(counts.filter(lambda n: n <= 2**53))
-def test_total_is_rounded_to_the_nearest_float(total):
-    assert nearest_float(WideCounter.of(total)) == np.float32(total)
 
 
 def test_counter_in_a_scan_crosses_2_to_the_32():

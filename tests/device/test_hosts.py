@@ -44,12 +44,6 @@ def test_slurm_step_with_more_than_one_task_is_several_processes(
     assert not wanted(enabled=False)
 
 
-def test_open_mpi_with_two_ranks_is_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1531576320.0;tcp://10.96.0.1:34911")
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    assert wanted()
-
-
 def test_pod_of_an_indexed_job_that_jax_cannot_read_does_not_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -91,10 +85,3 @@ def test_process_that_trains_alone_decides_alone() -> None:
     assert hosts.largest(4) == 4
     hosts.leave()
     assert hosts.announce("error", 1, "a message") == ("error", 1, "a message", 0)
-
-
-def test_different_settings_name_the_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "gather", lambda name, value: [value, value | {"ppo.learning_rate": 1.0}])
-    with pytest.raises(ConfigError) as caught:
-        hosts.require_same("configuration", {"ppo": {"learning_rate": 2.0, "num_envs": 4}}, "use the same command")
-    assert str(caught.value) == ("ppo.learning_rate: is 1.0 in process 1 and 2.0 in process 0; use the same command")

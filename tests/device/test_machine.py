@@ -1,8 +1,7 @@
-"""Name and fingerprint of the processor."""
+"""Fingerprint of the processor."""
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,6 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "cpuinfo"
     monkeypatch.setattr(machine, "_CPUINFO", file)
     return file.write_text
-
-
-def test_processor_name_is_read_from_cpuinfo(told) -> None:
-    told(CORE.format(mhz=1, flags="fma"))
-    assert machine.name() == "Fast One: 3 GHz"
-
-
-def test_processor_name_falls_back_to_the_architecture(told) -> None:
-    assert machine.name() == (platform.processor() or platform.machine())
-    assert machine.fingerprint().startswith(f"{platform.machine()}-")
-    told("processor\t: 0\n")
-    assert machine.name() == (platform.processor() or platform.machine())
 
 
 def test_processor_fingerprint_does_not_depend_on_the_clock_rate(told) -> None:

@@ -46,12 +46,6 @@ def test_packed_dict_is_one_array():
     same(dict(packed), {name: 8 * PARTS[name] for name in sorted(PARTS)})
 
 
-@pytest.mark.parametrize("parts", [PARTS, {}])
-def test_unknown_name_of_a_packed_dict_is_a_key_error(parts):
-    with pytest.raises(KeyError, match="nothing"):
-        PackedDict.of(parts)["nothing"]
-
-
 def test_equal_pytrees_are_packed_leaf_by_leaf():
     """The packed WideCounter counts and carries like each counter alone."""
     words = {"a": [2**32 - 1, 5], "b": [7]}
