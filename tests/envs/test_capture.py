@@ -78,21 +78,6 @@ def test_first_bad_environment_is_captured_completely(program):
     assert np.isnan(record["after"].reward) and np.abs(record["action"]).max() > 0
 
 
-def test_captured_state_is_that_before_the_bad_repeat():
-    ppo, state = started(point=PointMass(fault="physics", probability=0.1), env={"action_repeat": 3})
-    seen = set()
-    run, now = compiled(ppo), placed(state)
-    for _ in range(3):
-        after, _ = run(now)
-        record = held(after)
-        seen.add(int(record["clock"]) % 3)
-        assert np.isfinite(record["before"].pipeline_state.q).all()
-        assert np.isnan(record["after"].pipeline_state.q).any()
-        slot = dataclasses.replace(after.incident, taken=np.zeros(1, bool))
-        now = placed(dataclasses.replace(after, incident=slot))
-    assert len(seen) > 1
-
-
 def test_each_device_captures_its_own_environment():
     ppo, state = started(devices=2)
     run = compiled(ppo, 2)

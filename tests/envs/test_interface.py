@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from rlstable.config.run import EnvConfig
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.policy.evaluator import evaluation_env
-from rlstable.train import main
 
 SCALAR = "it must be a float scalar, for example jnp.zeros(())"
 SAME = "return the same in both"
@@ -107,21 +105,6 @@ def test_trainable_environments_pass_the_check() -> None:
         check(env, "my:Env")
 
 
-def test_mistake_of_an_environment_ends_with_exit_code_2_and_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["env=import", "env.name=mistaken:Mistaken", "env.kwargs={mistake: info_added}", "hydra.run.dir=here"]
-    monkeypatch.setattr(sys, "argv", ["rlstable.train", *words])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    assert [line for line in capsys.readouterr().err.splitlines() if line] == [
-        f"rlstable: env.name: mistaken:Mistaken: {MISTAKES['info_added']}"
-    ]
-    assert not (tmp_path / "here").exists()
-
-
 def test_evaluation_environment_with_other_arguments_is_checked() -> None:
     config = tiny_config(
         env={"name": "mistaken:Mistaken"}, eval={"env_kwargs": {"mistake": "info_added"}, "num_envs": 2}
@@ -137,24 +120,6 @@ class BrokenStick(Stick):
         return super().step(state.replace(obs=state.obs.speed), action)
 
 
-class MissingModel:
-    """Looks for its model in a file that does not exist."""
-
-    def __init__(self) -> None:
-        Path("/nowhere/model.xml").read_text()
-
-    def reset(self, rng: jax.Array) -> Any:
-        raise NotImplementedError
-
-    def step(self, state: Any, action: jax.Array) -> Any:
-        raise NotImplementedError
-
-
 def test_exception_while_installing_native_physics_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"reset or step raises AttributeError: .*speed.*test_interface\.py:\d+\)"):
         load_env(EnvConfig(source="import", name="test_interface:BrokenStick", backend="native"))
-
-
-def test_exception_of_an_environment_constructor_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"cannot be built with no arguments: .*model\.xml.*test_interface\.py:\d+\)"):
-        load_env(EnvConfig(source="import", name="test_interface:MissingModel"))

@@ -1,6 +1,5 @@
 """Domain randomisation: each environment has a separate model and keeps it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -145,22 +144,6 @@ def test_resumed_run_has_the_same_models_and_bits(tmp_path: Path) -> None:
     resumed.run()
     np.testing.assert_array_equal(mass_of(resumed.single.state.env_state), start)
     jax.tree.map(np.testing.assert_array_equal, resumed.single.state.params, whole.single.state.params)
-
-
-@pytest.mark.slow
-def test_incident_carries_the_model_it_happened_with(tmp_path: Path) -> None:
-    config = randomized_config(
-        env={"kwargs": {"fault": "observation", "probability": 0.2}},
-        guards={}, total_steps=64, logging={"console": "off"}, supervise={"incident": {"enabled": True}},
-    )  # fmt: skip
-    loop = TrainingLoop(config, tmp_path)
-    mass = mass_of(loop.single.state.env_state)
-    loop.run()
-    folder = min((tmp_path / "incidents").iterdir())
-    facts = json.loads((folder / "incident.json").read_text())
-    arrays = np.load(next(folder.glob("*.npz")))
-    (name,) = [name for name in arrays.files if MODEL in name and "mass" in name and "before" in name]
-    assert arrays[name].ravel()[0] == mass[facts["environment"]]
 
 
 @pytest.mark.parametrize(("randomize", "expected"), [(False, PointMass), (True, RandomizedEnv)])

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contacts import Contacts, Touching
-from toys import PointMass, tiny_config
+from toys import tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.device import sharding
-from rlstable.device.shared import Shared, has_shared, shared_in, unmarked, without_shared
-from rlstable.envs.shared_leaves import contact_norms, mark
+from rlstable.device.shared import Shared, shared_in, unmarked, without_shared
+from rlstable.envs.shared_leaves import contact_norms
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import env_guards
 from rlstable.runner.loop import TrainingLoop
@@ -76,19 +76,6 @@ def test_leaves_of_the_same_shape_at_two_batch_sizes_are_shared_whatever_their_l
     assert contacts.contact__dist.value.shape == (1, naconmax)
     assert len(shared_in(state)) == len(SHARED)
     assert all(x.shape[0] == COUNT for x in jax.tree.leaves(without_shared(state)))
-
-
-def test_reset_of_an_ordinary_environment_is_traced_once_and_not_changed() -> None:
-    env, traced = PointMass(), []
-
-    def reset(key: jax.Array) -> Any:
-        traced.append(key.shape)
-        return env.reset(key)
-
-    state = jax.vmap(reset)(keys())
-    assert mark(state, reset, keys()) is state
-    assert len(traced) == 1
-    assert not has_shared(state)
 
 
 def test_leaf_with_two_rows_per_environment_is_refused_in_one_line() -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 GUARDS = env_guards(GuardsConfig())
 COUNT = 6
-LEVEL, DONE_COUNT = "AutoResetWrapper_preserve_info", "AutoResetWrapper_done_count"
+LEVEL = "AutoResetWrapper_preserve_info"
 FAULTS = {"memory": 2.0, "info": 3.0, "preserved info": 4.0}
 
 
@@ -80,23 +80,6 @@ def test_bad_leaf_anywhere_in_the_state_is_quarantined_once_and_replaced_from_th
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after) if x.dtype == np.float32)
 
 
-@pytest.mark.parametrize("guarded", [False, True])
-@pytest.mark.parametrize("restores", ["cached", "restore_info", "pool"])
-def test_reset_keeps_what_the_wrapper_of_playground_promises_to_keep(guarded, restores):
-    """`AutoResetWrapper_preserve_info`, and the count of finished episodes, whatever else a reset restores."""
-    more = {"reset_from_pool": restores == "pool", "restore_info": restores == "restore_info"}
-    actions = np.zeros((5, COUNT))
-    actions[[1, 3], 2] = 1.0
-    states = [result.state for result in play(vector_of(Remembering(), guarded, **more), actions)]
-    for state, steps in zip(states, range(1, 6), strict=True):
-        np.testing.assert_array_equal(state.info[LEVEL]["level"], steps)
-    assert states[-1].info[DONE_COUNT].tolist() == [0, 0, 2, 0, 0, 0]
-    ticks = [2, 4] if restores == "cached" else [0, 0]
-    assert [states[1].info["ticks"][2], states[3].info["ticks"][2]] == ticks
-    if restores != "cached":
-        np.testing.assert_array_equal(states[1].memory[2], states[1].pipeline_state.q[2])
-
-
 def test_value_to_preserve_is_the_one_before_a_bad_step():
     actions = np.zeros((4, COUNT))
     actions[2, 1] = FAULTS["preserved info"]
@@ -144,21 +127,6 @@ def test_truncation_of_a_step_before_is_not_one_of_the_environment():
 
     states = [result.state for result in play(vector_of(Ends(), episode_length=3), np.zeros((4, COUNT)))]
     assert [(state.done[0], state.info["truncation"][0]) for state in states] == [(0, 0), (0, 0), (1, 1), (1, 0)]
-
-
-@pytest.mark.parametrize("guarded", [False, True])
-def test_repeated_action_stops_at_the_end_of_the_episode(guarded):
-    """The second of three repeats ends the episode: two rewards count, metrics are summed, the end is not erased."""
-    vector = vector_of(Counting(), guarded, action_repeat=3, episode_length=99)
-    results = play(vector, np.ones((2, COUNT)))
-    for result in results:
-        state = result.state
-        assert (state.done[0], state.reward[0], state.metrics["one"][0]) == (1, 20, 2)
-        assert (state.info["episode_metrics"]["one"][0], state.info["truncation"][0]) == (2, 0)
-        assert guarded is False or result.valid.all()
-    keys = jax.random.split(jax.random.PRNGKey(0), COUNT)
-    state, *_ = vector.repeat_action(vector.reset(keys), jnp.ones((COUNT, 1)), results[0].guard_state)
-    np.testing.assert_array_equal(state.pipeline_state.warm_start, 2)
 
 
 def test_metrics_with_names_of_training_do_not_replace_those_of_training():
