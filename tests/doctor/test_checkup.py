@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from rlstable.doctor import checkup
 from rlstable.doctor.arithmetic import Accuracy
 from rlstable.doctor.checkup import Memory, Report, examine, machine_findings, memory_findings
 from rlstable.doctor.lints import Finding
-from rlstable.doctor.report import as_data, sections
+from rlstable.doctor.report import sections
 from rlstable.envs.load import Loaded
 from rlstable.supervise.memory import Footprint
 
@@ -130,14 +129,3 @@ def test_doctor_raises_the_errors_of_the_trainer(monkeypatch: pytest.MonkeyPatch
         examined(Bad(), monkeypatch)
     with pytest.raises(ConfigError, match=r"network\.policy_obs_key: the observation has no 'pixels'"):
         examined(PointMass(named=True), monkeypatch, network={"policy_obs_key": "pixels"})
-
-
-def test_doctor_report_is_strict_json() -> None:
-    data = as_data(report(finding("note"), memory=usage(200)))
-    assert (data["verdict"], data["products"]["default"]["kind"], data["memory"]["most_envs"]) == ("ready", "tf32", 8)
-    json.dumps(data, allow_nan=False)
-
-
-def test_doctor_rejects_devices_that_do_not_divide_the_seeds() -> None:
-    with pytest.raises(ConfigError, match=r"^devices: 3 devices cannot train equally many of 8 seeds"):
-        examine(tiny_config(seeds=8, devices=3), False, print)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlstable.report.chart import Line, chart, mean_of, readable, thinned, ticks
+from rlstable.report.chart import Line, chart, mean_of, thinned, ticks
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 8))
@@ -22,12 +22,6 @@ def test_ticks_are_few_and_within_the_range(low: float, span: float, about: int)
     slack = 1e-6 * (high - low)
     assert all(low - slack <= value <= high + slack for value in found)
     assert np.allclose(np.diff(found, 2), 0, atol=1e-6 * max(abs(low), abs(high), 1e-6))
-
-
-def test_numbers_on_an_axis_are_short_and_neighbours_differ() -> None:
-    texts = {0: "0", 999: "999", 12345: "12.3k", -2500: "-2.5k", 4_000_000: "4M", 0.00012: "0.00012", 2**40: "1.1T"}
-    assert {value: readable(value) for value in texts} == texts
-    assert [readable(value, 0.05) for value in (11.85, 11.9, 11.95, 12.0)] == ["11.85", "11.9", "11.95", "12"]
 
 
 def test_thinned_line_keeps_a_spike() -> None:
