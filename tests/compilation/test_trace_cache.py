@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,6 +21,7 @@ import numpy as np
 import pytest
 from jax import export
 from lowering import outside_calls, programs_of_run
+from quick_compile import environment as quick_environment
 from toys import mesh, tiny_config
 
 from rlstable.compilation import ffi, sources, trace_cache
@@ -35,6 +39,7 @@ from rlstable.runner.host_state import HostState
 from rlstable.runner.programs import Programs as RunPrograms
 from rlstable.runner.setup import TrainingSetup
 
+ROOT = Path(__file__).resolve().parents[2]
 BRAX = {"source": "brax", "name": "fast"}
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -426,6 +431,33 @@ def test_program_of_an_accelerator_can_be_cached() -> None:
     again = jax.jit(export.deserialize(saved).call).trace(*leaves)
     module = again.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
     assert outside_calls(module) == set()
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    apart = ("time", "sps", "walltime", "memory", "timing")
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if not any(word in key for word in apart)} for row in rows]
+
+
+def train(folder: Path, cache: Path, *words: str) -> None:
+    environment = os.environ | quick_environment() | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+    del environment["JAX_COMPILATION_CACHE_DIR"]
+    command = [sys.executable, "-m", "rlstable.train", "eval.num_envs=4", *words, f"hydra.run.dir={folder}"]
+    subprocess.run(command, env=environment, check=True, timeout=400)
+
+
+NATIVE = ("env=inverted_pendulum", "recipe_for=cpu", "total_steps=4096", "eval.num_evals=1", "logging=quiet")
+
+
+@pytest.mark.slow
+def test_command_caches_its_programs_with_native_physics(tmp_path: Path) -> None:
+    """The second process reads only the files of the first."""
+    written = []
+    for name in ("first", "second"):
+        train(tmp_path / name, tmp_path, *NATIVE)
+        written.append({path.name: path.read_bytes() for path in tmp_path.rglob("traced-*/*")})
+    assert len(written[0]) == 4 and written[0] == written[1]
+    assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "second") != []
 
 
 def test_process_that_ran_user_code_caches_nothing(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

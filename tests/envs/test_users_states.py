@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 GUARDS = env_guards(GuardsConfig())
 COUNT = 6
-LEVEL = "AutoResetWrapper_preserve_info"
+LEVEL, DONE_COUNT = "AutoResetWrapper_preserve_info", "AutoResetWrapper_done_count"
 FAULTS = {"memory": 2.0, "info": 3.0, "preserved info": 4.0}
 
 
@@ -78,6 +78,23 @@ def test_bad_leaf_anywhere_in_the_state_is_quarantined_once_and_replaced_from_th
     (row,) = np.flatnonzero(pool.memory[:, 0] == after.memory[2, 0])
     assert after.pipeline_state.q[2] == pool.pipeline_state.q[row] and after.info["ticks"][2] == 0
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after) if x.dtype == np.float32)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("restores", ["cached", "restore_info", "pool"])
+def test_reset_keeps_what_the_wrapper_of_playground_promises_to_keep(guarded, restores):
+    """`AutoResetWrapper_preserve_info`, and the count of finished episodes, whatever else a reset restores."""
+    more = {"reset_from_pool": restores == "pool", "restore_info": restores == "restore_info"}
+    actions = np.zeros((5, COUNT))
+    actions[[1, 3], 2] = 1.0
+    states = [result.state for result in play(vector_of(Remembering(), guarded, **more), actions)]
+    for state, steps in zip(states, range(1, 6), strict=True):
+        np.testing.assert_array_equal(state.info[LEVEL]["level"], steps)
+    assert states[-1].info[DONE_COUNT].tolist() == [0, 0, 2, 0, 0, 0]
+    ticks = [2, 4] if restores == "cached" else [0, 0]
+    assert [states[1].info["ticks"][2], states[3].info["ticks"][2]] == ticks
+    if restores != "cached":
+        np.testing.assert_array_equal(states[1].memory[2], states[1].pipeline_state.q[2])
 
 
 def test_value_to_preserve_is_the_one_before_a_bad_step():
