@@ -71,16 +71,8 @@ def _reward_vector(state: State) -> State:
     return state.replace(reward=state.reward[None])
 
 
-def _done_bool(state: State) -> State:
-    return state.replace(done=state.done > 0)
-
-
 def _observation_matrix(state: State) -> State:
     return state.replace(obs=state.obs[None])
-
-
-def _observation_tuple(state: State) -> State:
-    return state.replace(obs=(state.obs, state.obs))
 
 
 def _shapes(state: State) -> State:
@@ -103,17 +95,12 @@ def _missing(state: State) -> State:
 
 RESET: dict[str, Change] = {
     "reward_vector": _reward_vector,
-    "reward_int": lambda state: state.replace(reward=0),
-    "done_bool": lambda state: state.replace(done=jnp.bool_(False)),
-    "done_int": lambda state: state.replace(done=jnp.int32(0)),
     "metric_vector": _metrics(distance=np.zeros(3, np.float32)),
     "metric_int": _metrics(distance=np.int32(0)),
     "info_weak": lambda state: state.replace(info={"age": 0, "goal": 0.0}),
     "info_text": _info(name="text"),
     "info_reserved": _info(first_state=jnp.zeros(2)),
-    "info_model": _info(model=jnp.zeros(2)),
     "observation_matrix": _observation_matrix,
-    "observation_tuple": _observation_tuple,
     "gym": lambda state: (state.obs, state.info),
     "shapes": _shapes,
 }
@@ -121,21 +108,13 @@ STEP: dict[str, Change] = {
     "reward_vector": _reward_vector,
     "reward_vector_step": _reward_vector,
     "reward_int_step": lambda state: state.replace(reward=jnp.int32(1)),
-    "reward_python": lambda state: state.replace(reward=1.0),
-    "done_bool": _done_bool,
-    "done_bool_step": _done_bool,
     "info_added": _info(speed=np.zeros(3, np.float32)),
     "info_new": lambda state: state.replace(info={"age": state.info["age"]}),
-    "info_float": lambda state: state.replace(info={**state.info, "age": state.info["age"] * 0.5}),
     "info_shape": lambda state: state.replace(info={**state.info, "age": state.info["age"][None]}),
-    "metric_added": lambda state: state.replace(metrics={**state.metrics, "speed": jnp.zeros(())}),
     "metric_dropped": _metrics(),
     "metric_vector": _metrics(distance=np.zeros(3, np.float32)),
     "metric_int": _metrics(distance=np.int32(0)),
-    "observation_shape": lambda state: state.replace(obs=state.obs[:1]),
     "observation_matrix": _observation_matrix,
-    "observation_tuple": _observation_tuple,
-    "physics_shape": _warm_start(np.zeros(2, np.float32)),
     "physics_int": _warm_start(np.zeros(1, np.int32)),
     "physics_class": lambda state: state.replace(pipeline_state=Other(**vars(state.pipeline_state))),
     "gym_step": lambda state: (state.obs, state.reward, state.done, state.info),

@@ -397,29 +397,17 @@ def test_evaluation_episode_is_aborted_at_its_first_bad_step():
         np.testing.assert_allclose(sums[~bad], unguarded.metrics[name][~bad], rtol=1e-6)
 
 
-class Empty(faulty.Faulty):
-    """Carries an array without elements, as MuJoCo's state does for a model without activations, and a typed key."""
-
-    def reset(self, rng: jax.Array) -> Any:
-        state = super().reset(rng)
-        return state.replace(info={**state.info, "activations": jnp.zeros(0), "typed": jax.random.key(1)})
-
-
-@pytest.mark.parametrize(("kind", "per_pass"), [("toy", 1), ("native", 7)])
-def test_environments_in_passes_may_have_arrays_without_elements(kind: str, per_pass: int) -> None:
+def test_environments_in_passes_may_have_arrays_without_elements() -> None:
     """Passes over environments of MuJoCo ended in a ZeroDivisionError."""
-    env = Empty() if kind == "toy" else load_env(EnvConfig(name="inverted_pendulum", backend="native"))
+    env = load_env(EnvConfig(name="inverted_pendulum", backend="native"))
     whole = VectorEnv(env, 8, 1, {})
     state = jax.jit(whole.reset)(jax.random.split(jax.random.PRNGKey(0), 16))
-    action = jnp.full((16, env.action_size), 0.5).at[:, 1:].set(0.0)
+    action = jnp.full((16, env.action_size), 0.5)
     assert any(x.size == 0 for x in jax.tree.leaves(state))
 
     def stepped(vector: VectorEnv) -> Any:
         step = jax.jit(lambda state, action: vector.step(state, action, None, jax.random.PRNGKey(1), {}).state)
-        found = step(state, action)
-        return jax.tree.map(
-            lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, found
-        )
+        return step(state, action)
 
-    expected, found = stepped(whole), stepped(dataclasses.replace(whole, per_pass=per_pass))
+    expected, found = stepped(whole), stepped(dataclasses.replace(whole, per_pass=7))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=TOLERANCE, atol=TOLERANCE), found, expected)
