@@ -256,10 +256,10 @@ def test_tighter_of_two_bounds_of_the_gradient_norm_holds(own, limit, expected):
 T, B = 4, 8
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["guard on", "guard off"])
-def stepping(request):
-    """One minibatch step of PPO with or without the update guard, from a fresh optimizer."""
-    settings = tiny_config(guards={**GUARDS_OFF, "finite_update": {"enabled": request.param}})
+@pytest.fixture(scope="module")
+def stepping():
+    """One minibatch step of PPO with the update guard, from a fresh optimizer."""
+    settings = tiny_config(guards={**GUARDS_OFF, "finite_update": {"enabled": True}})
     ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2)
     params, statistics, data, _, noise = experience(ppo.networks, T, B)
     zero = WideCounter.zero()
@@ -275,7 +275,7 @@ def stepping(request):
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
     progress = SGDState(params, ppo.optimizer.init(params), PackedDict.of({}), jnp.int32(0))
     start = SGDCarry(progress, tuning(), guard_state, jax.random.PRNGKey(0), skipped=None)
-    return request.param, sharding.over_devices(step, mesh(), replicated, replicated), start, data
+    return sharding.over_devices(step, mesh(), replicated, replicated), start, data
 
 
 def kept(learning):
@@ -293,9 +293,8 @@ def changed(a, b):
 
 # A reward of 1e24 makes a gradient near 1e22: finite, and its square is not.
 @pytest.mark.parametrize("bad", [1e24, np.nan, np.inf])
-def test_rejected_gradient_leaves_the_optimizer_unchanged_and_an_accepted_one_stops_learning(stepping, bad):
-    """An accepted gradient freezes Adam for good, though parameters stay finite."""
-    guarded, step, start, data = stepping
+def test_rejected_gradient_leaves_the_optimizer_unchanged(stepping, bad):
+    step, start, data = stepping
     poisoned = data._replace(
         reward=data.reward.at[1, 2].set(bad),
         truncation=data.truncation.at[1, 2].set(0),
@@ -303,22 +302,8 @@ def test_rejected_gradient_leaves_the_optimizer_unchanged_and_an_accepted_one_st
     )
     before = step(start, data)
     after = step(before, poisoned)
-    if guarded:
-        assert same(kept(after), kept(before))
-        assert (after.progress.accepted, after.guard_state["finite_update"].trips.tolist()) == (1, [1, 0, 0])
-        later = step(after, data)
-        assert changed(later.progress.params, after.progress.params)
-        assert later.progress.accepted == 2
-        return
-    assert after.progress.accepted == 2
-    params = after.progress.params
-    if not np.isfinite(bad):
-        assert not np.isfinite(jax.tree.leaves(params["value"])[0]).any()
-        return
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
-    for _ in range(50):
-        after = step(after, data)
-    pairs = zip(*(jax.tree.leaves(x["value"]) for x in (after.progress.params, params)), strict=True)
-    still = np.concatenate([np.ravel(a == b) for a, b in pairs])
-    assert still.mean() > 0.9  # after 50 good steps
-    assert not same(after.progress.params["policy"], params["policy"])
+    assert same(kept(after), kept(before))
+    assert (after.progress.accepted, after.guard_state["finite_update"].trips.tolist()) == (1, [1, 0, 0])
+    later = step(after, data)
+    assert changed(later.progress.params, after.progress.params)
+    assert later.progress.accepted == 2

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.interpreters import partial_eval
-from toys import GUARDS_OFF, LIMITERS_OFF, assemble, equations, mesh, placed, tiny_config
+from toys import GUARDS_OFF, assemble, equations, mesh, placed, tiny_config
 
 from rlstable.device import sharding
 from rlstable.envs.vector import pool_of
@@ -181,26 +181,10 @@ def test_disabled_guards_add_no_operation_to_a_plain_ppo(plain, off_executions):
     assert found.total() <= expected.total() <= 1.01 * found.total()
 
 
-SOMETHING_ON = {
-    "guards=default": {},
-    "quarantine": GUARDS_OFF | {"quarantine": {"enabled": True}},
-    "finite_samples": GUARDS_OFF | {"finite_samples": {"enabled": True}},
-    "reward_outlier": GUARDS_OFF | {"reward_outlier": {"enabled": True}},
-    "finite_update": GUARDS_OFF | {"finite_update": {"enabled": True}},
-    "spike": GUARDS_OFF | {"spike": {"enabled": True}},
-    **{name: GUARDS_OFF | {"limiters": LIMITERS_OFF | {name: 2.0}} for name in LIMITERS_OFF},
-}
 # Guards of the state site change no number of the training state, only the verdict on it.
 STATE_GUARDS = {
     name: GUARDS_OFF | {name: {"enabled": True}} for name in ("finite_state", "storm", "value_loss", "policy")
 }
-
-
-def test_every_guard_and_limiter_is_compared_with_a_plain_ppo():
-    on_the_host = {"return_watch"}
-    assert {*SOMETHING_ON, *STATE_GUARDS} == {"guards=default"} | {*GUARDS_OFF, *LIMITERS_OFF} - {
-        "limiters"
-    } - on_the_host
 
 
 def started(ppo, state):
@@ -216,15 +200,12 @@ def with_guards(off, guards):
     return make_ppo(settings, dataclasses.replace(off.env, guards=env_guards(settings.guards)), 2)
 
 
-@pytest.mark.parametrize("name", SOMETHING_ON)
-def test_enabled_guard_or_limiter_adds_operations(plain, off_executions, name):
+def test_default_guards_add_operations(plain, off_executions):
     """The comparison with a plain PPO can fail."""
     off, state, _ = plain
-    guarded = with_guards(off, SOMETHING_ON[name])
-    with_it, without = executions(ours(guarded), started(guarded, state))[0], off_executions[0].copy()
+    guarded = with_guards(off, {})
+    with_it, without = executions(ours(guarded), started(guarded, state))[0], off_executions[0]
     assert with_it.total() > without.total()
-    if name == "value_error":  # Huber's loss replaces the square
-        without -= collections.Counter(square=without["square"] - with_it["square"])
     assert not [primitive for primitive, count in without.items() if with_it[primitive] < count]
 
 
