@@ -57,17 +57,6 @@ def test_loaded_policy_is_the_trained_policy(runner: TrainingLoop) -> None:
     assert policy.host["step"] == 128
 
 
-def test_sampled_action_needs_a_key_and_follows_the_key(runner: TrainingLoop) -> None:
-    policy = rlstable.load_policy(runner.run_dir, "latest")
-    with pytest.raises(ValueError, match="needs a random key"):
-        policy.act(jnp.zeros(4), deterministic=False)
-    first, again, other = (
-        policy.act(jnp.zeros(4), jax.random.PRNGKey(seed), deterministic=False) for seed in (1, 1, 2)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
 def test_loading_a_policy_imports_neither_the_environment_nor_brax(runner: TrainingLoop, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "JAX_PLATFORMS": "cpu"}
     code = f"""
@@ -229,13 +218,6 @@ def test_policy_step_repeats_the_last_good_action_of_each_row() -> None:
     action, carry = policy.step(carry, np.full((3, 4), NAN))
     np.testing.assert_array_equal(action, np.float32([later[0], good[1], good[2]]))
     assert int(carry.fallbacks) == 1 + 2 + 3
-
-
-def test_policy_acts_on_lists_as_on_arrays() -> None:
-    policy, named = untrained(), untrained(named=True)
-    np.testing.assert_array_equal(policy.act(HEALTHY.tolist()), policy.act(HEALTHY))
-    np.testing.assert_array_equal(policy.act(tuple(HEALTHY[0].tolist())), policy.act(HEALTHY[0]))
-    np.testing.assert_array_equal(named.act({"state": HEALTHY.tolist()}), named.act({"state": HEALTHY}))
 
 
 @pytest.mark.parametrize(

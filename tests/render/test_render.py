@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -25,8 +24,6 @@ from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
 from rlstable.render import film
 from rlstable.render.__main__ import main
-from rlstable.render.draw import SUN
-from rlstable.render.film import write_film
 from rlstable.render.framing import VIEW_ANGLE, Framing, frame_episode
 from rlstable.render.page import page
 from rlstable.render.recording import RecordedEpisodes, Recording, best_median_worst, record
@@ -202,26 +199,16 @@ def test_next_opengl_backend_is_tried_if_one_fails(
 ) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(film, "_OPENGL_BACKENDS", ("nonsense", "osmesa"))
-    tried: list[str] = []
-    run_process = film.subprocess.run
-
-    def noted(command: list[str], env: dict[str, str], **more: Any) -> Any:
-        tried.append(env["MUJOCO_GL"])
-        return run_process(command, env=env, **more)
-
-    monkeypatch.setattr(film.subprocess, "run", noted)
     film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
-    assert tried == ["nonsense", "osmesa"]
     assert (tmp_path / "one.mp4").stat().st_size > 1000
 
 
 def test_process_that_draws_nothing_for_too_long_is_killed(
     recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(film, "_OPENGL_BACKENDS", ("hanging",))
     monkeypatch.setattr(film, "_LEAST_SECONDS", 0.2)
     monkeypatch.setattr(film, "_SECONDS_PER_SECOND", 0.0)
-    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setenv("MUJOCO_GL", "hanging")
     hanging = tmp_path / "hanging"
     hanging.write_text("#!/bin/sh\nexec sleep 600\n")
     hanging.chmod(0o700)
@@ -329,26 +316,3 @@ def test_robot_stays_in_the_picture_and_fills_it(text: str, aspect: float) -> No
     else:
         assert np.ptp(framing.targets, axis=0).max() == 0.0  # the camera stands still
         assert np.ptp(places, axis=(0, 1)).max() > 0.3
-
-
-@needs_opengl
-def test_film_shows_a_light_wall_a_light_floor_and_a_shadow_beneath_the_geom(tmp_path: Path) -> None:
-    from PIL import Image
-
-    plane = '<geom type="plane" size="1 1 1" rgba="0 0 0 1"/>'
-    ball = '<body pos="0 0 0.4"><freejoint/><geom size="0.1" rgba="1 0 0 1"/></body>'
-    model = compiled(f"<mujoco><worldbody>{plane}{ball}</worldbody></mujoco>")
-    positions = np.tile([0, 0, 0.4, 1, 0, 0, 0], (3, 1))
-    recorded = RecordedEpisodes("ball", model, 0.1, ())
-    path = tmp_path / "film.gif"
-    write_film(recorded, Recording("one", positions, np.ones(2), aborted=False), path, 320, 240)
-    framing = frame_episode(model, poses(model, positions), 0.1)
-    below = np.array([0, 0, 0.4]) - SUN / SUN[2] * 0.4  # on the floor, along the sun's rays
-    points = np.array([[[0, 0, 0.4], below, below - [0.3, 0.02, 0]]])
-    places = in_picture(model, framing, points, 4 / 3)[0]
-    picture = np.asarray(Image.open(path).convert("RGB"), int)
-    body, shadow, lit = (picture[round(120 * (1 - y)), round(160 * (1 + x))] for x, y in places)
-    assert body[0] > 2 * body[2]
-    assert shadow.max() < 190 < 200 < lit.min()
-    assert picture[60, 310].min() > 200  # the wall
-    assert Image.open(path).size == (320, 240)
