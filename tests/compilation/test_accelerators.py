@@ -43,7 +43,6 @@ class Run(NamedTuple):
 RUNS = {
     "default": Run(("env=fast",)),
     "guards off": Run(("env=fast", "guards=off")),
-    "strict, float16": Run(("env=fast", "guards=strict", "precision=float16")),
     "two seeds": Run(("env=fast", "seeds=2")),
     "eight devices, pool, normalised values": Run(("env=fast", "env.reset=pool", "ppo.normalize_values=true"), 8),
     "mjx": Run(MJX, mjx=True),
@@ -112,8 +111,6 @@ BUDGETS: dict[tuple[str, str], Budget] = {
     ("default", "training 1"): Budget(96, 110, OURS),
     ("default", "evaluation 1 4"): Budget(9, 4, {0: 1}),
     ("guards off", "training 1"): Budget(75, 85, {}),
-    ("strict, float16", "training 1"): Budget(96, 110, OURS),
-    ("two seeds", "training 2"): Budget(192, 220, OURS),
     ("eight devices, pool, normalised values", "training 1"): Budget(101, 115, {0: 3}),
     ("mjx", "resets"): Budget(1, 117, {0: 1}),
     ("mjx", "training 1"): Budget(199, 213, OURS | {3: 1}),
