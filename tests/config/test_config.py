@@ -355,11 +355,6 @@ def test_fault_value_may_be_any_number_or_its_name(value):
 # --- spelling of Brax, immutability
 
 
-@pytest.mark.parametrize(("spelling", "meaning"), [("NONE", "constant"), ("ADAPTIVE_KL", "adaptive_kl")])
-def test_learning_rate_schedule_accepts_the_spelling_of_brax(spelling, meaning):
-    assert load(with_values({"ppo.learning_rate_schedule": spelling})).ppo.learning_rate_schedule == meaning
-
-
 def test_normalizer_update_order_defaults_to_that_of_brax():
     for changes, first in (
         ({}, True),

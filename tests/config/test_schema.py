@@ -11,17 +11,11 @@ from rlstable.config.schema import unknown_key
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("lr", "did you mean ppo.learning_rate?"),
         ("gamma", "did you mean ppo.discounting?"),
-        ("num_envs", "did you mean ppo.num_envs or eval.num_envs?"),
         ("steps", "did you mean total_steps?"),
         ("seed_count", "did you mean seeds?"),
         ("eval.learning_rate", "did you mean ppo.learning_rate?"),
         ("guards.max_share", "did you mean guards.storm.max_share?"),
-        ("wandb", "did you mean logging.wandb?"),
-        ("batch_sise", "did you mean ppo.batch_size?"),
-        ("totl_steps", "did you mean total_steps?"),
-        ("ppo.lerning_rate", "did you mean learning_rate?"),
         ("seed.x", "seed is a value, not a section"),
         (
             "checkpoint.colour",

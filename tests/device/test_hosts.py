@@ -71,17 +71,7 @@ def test_processes_are_not_connected_after_jax_is_in_use() -> None:
 
 def test_connected_processes_do_not_train_separate_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed.global_state, "client", object())
-    monkeypatch.setattr(distributed.global_state, "num_processes", 1)
     hosts.start(validate(DistributedConfig, {"enabled": False}))
     monkeypatch.setattr(distributed.global_state, "num_processes", 2)
     with pytest.raises(ConfigError, match=r"^distributed: is false, but jax\.distributed has connected this process"):
         hosts.start(validate(DistributedConfig, {"enabled": False}))
-
-
-def test_process_that_trains_alone_decides_alone() -> None:
-    assert hosts.is_writer()
-    assert hosts.from_writer("name", lambda: (1, 2)) == (1, 2)
-    assert hosts.gather("name", 3) == [3]
-    assert hosts.largest(4) == 4
-    hosts.leave()
-    assert hosts.announce("error", 1, "a message") == ("error", 1, "a message", 0)
