@@ -100,15 +100,6 @@ def test_unknown_environment_name_gets_a_suggestion(name, hint):
     assert repr(name) in text and hint in text
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "said"), [({"no_such_thing": 1}, "no_such_thing"), ({"obs_mode": "nonsense"}, "obs_mode='nonsense'")]
-)
-def test_kwargs_unknown_to_an_environment_are_an_error(kwargs, said):
-    name = "humanoid" if "no_such_thing" in kwargs else "fast"
-    text = refusal(EnvConfig(name=name, kwargs=kwargs))
-    assert text.startswith("env.kwargs: ") and name in text and said in text
-
-
 def test_user_environment_is_a_class_or_a_function(rooms):
     """Imported from the working folder, called with its arguments."""
     assert load_env(imported(f"{rooms}:Room")).size == 3
