@@ -14,7 +14,6 @@ from rlstable.doctor.lints import (
     constraint_times,
     contact_count,
     lint,
-    names,
     overlaps,
     solver,
     springs_and_dampers,
@@ -139,18 +138,6 @@ LEG = """
 
 def leg(height: float = 2.0, reach: float = -0.5, shin: str = "", more: str = ""):
     return world(FLOOR + LEG.format(height=height, reach=reach, shin=shin), more=more)
-
-
-def pairs(model) -> list[set[str]]:
-    return [set(names(model, "geom", pair)) for pair in candidates(model)]
-
-
-def test_candidates_are_the_pairs_of_geoms_that_may_touch() -> None:
-    every = [{"floor", "torso"}, {"floor", "upper"}, {"floor", "lower"}, {"lower", "torso"}]
-    assert pairs(leg()) == every
-    assert pairs(leg(shin='contype="0" conaffinity="0"')) == every[:2]
-    assert every[3] not in pairs(leg(more='<contact><exclude body1="body" body2="shin"/></contact>'))
-    assert pairs(leg(more='<contact><pair geom1="torso" geom2="upper"/></contact>'))[0] == {"upper", "torso"}
 
 
 @pytest.mark.parametrize("name", ["ant", "humanoid", "pusher", "walker2d"])

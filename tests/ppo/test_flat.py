@@ -45,16 +45,6 @@ def test_optimizer_takes_the_same_step_on_the_vector(optimizer):
     same(layout.split_subtrees(flat_after, state), after, 1e-6)
 
 
-@settings(max_examples=10)
-@given(st.dictionaries(st.sampled_from("abcd"), SHAPES, min_size=1))
-def test_number_per_network_is_repeated_for_each_of_its_parameters(shapes):
-    params = {name: params_of(own) for name, own in shapes.items()}
-    layout = ParamFlattener.of(params)
-    numbers = {name: jnp.float32(ord(name)) for name in params}
-    for name, own in layout.split(layout.per_network(numbers)).items():
-        same(own, jax.tree.map(lambda x, number=numbers[name]: jnp.full_like(x, number), params[name]))
-
-
 def test_large_networks_are_not_joined_on_a_cpu(monkeypatch):
     """On a CPU one kernel per layer is faster than one for all."""
     large, small = params_of([(200, 100)]), params_of([(64, 64), (64, 64)])

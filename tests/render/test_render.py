@@ -218,15 +218,6 @@ def test_process_that_draws_nothing_for_too_long_is_killed(
     assert [path.name for path in tmp_path.iterdir()] == ["hanging"]
 
 
-def test_missing_opengl_is_an_error_that_names_the_package(
-    recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MUJOCO_GL", "nonsense")
-    with pytest.raises(ConfigError, match=r"^format: no OpenGL for films \(nonsense: .*libosmesa6.*format=html"):
-        film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_missing_ffmpeg_is_reported_before_episodes_are_played(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -232,12 +232,6 @@ def write(record: RunRecord, *names: str, text: str = "") -> None:
         (record.folder / "episodes" / name).write_text(text)
 
 
-def test_run_without_recordings_has_no_section(record: RunRecord) -> None:
-    assert episodes([record]) == ""
-    write(record, "best.mp4", "5.gif")
-    assert episodes([record]) == ""
-
-
 def test_pages_of_render_come_first_and_then_the_newest_recordings(record: RunRecord) -> None:
     write(record, "900.html", "episodes.html", "10000.html", "64.html")
     assert [path.stem for path in recordings(record.folder)] == ["episodes", "10000", "900", "64"]
