@@ -100,14 +100,6 @@ def examined(env: Any, /, monkeypatch: pytest.MonkeyPatch, compiles: bool = Fals
     return examine(tiny_config(devices=1, **sections), compiles)
 
 
-def test_doctor_examines_an_environment_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = examined(PointMass(), monkeypatch)
-    assert (report.verdict, report.engine) == ("ready", "toy")
-    assert found(report.findings) == [("note", "physics", ())]
-    assert report.memory.footprint is None and report.memory.most_envs is None
-    assert report.memory.limit > 0
-
-
 def test_doctor_reports_physics_that_blows_up(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examined(Modelled(), monkeypatch)
     assert (report.verdict, report.exit_code) == ("not ready, with 1 error", 1)

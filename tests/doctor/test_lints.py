@@ -32,22 +32,18 @@ SPRINGS = [
     (EULER, {"joint": 'stiffness="3.9e6"'}, ["warning"]),
     (EULER, {"joint": 'stiffness="4.2e6"'}, ["error"]),
     (RK4, {"joint": 'stiffness="4.2e6"'}, ["warning"]),
-    (RK4, {"joint": 'stiffness="8.5e6"'}, ["error"]),
     (EULER, {"joint": 'stiffness="4.2e6" armature="100"'}, []),
     (EULER, {"joint": 'stiffness="4.2e6"', "flags": 'spring="disable"'}, []),
     (EULER, {"more": SERVO.format("4.2e4", 0, 10)}, ["error"]),
-    (EULER, {"more": SERVO.format("1e4", 0, 1)}, []),
     pytest.param(DISCRETE, {"joint": 'stiffness="4.2e6"'}, [], marks=needs_discrete),
 ]
 DAMPERS = [
     (EULER, {"joint": 'damping="5e3"'}, []),
-    (EULER, {"joint": 'damping="0.9e3"', "flags": 'eulerdamp="disable"'}, []),
     (EULER, {"joint": 'damping="1.9e3"', "flags": 'eulerdamp="disable"'}, ["warning"]),
     (EULER, {"joint": 'damping="2.1e3"', "flags": 'eulerdamp="disable"'}, ["error"]),
     (EULER, {"more": SERVO.format(0, "21", 10)}, ["error"]),
     (FAST, {"more": SERVO.format(0, "2.1e3", 1)}, []),
     (RK4, {"joint": 'damping="2.1e3"'}, ["warning"]),
-    (RK4, {"joint": 'damping="2.9e3"'}, ["error"]),
 ]
 
 
@@ -90,7 +86,6 @@ BALL = """
     [
         ("0.02 1", 0.01, None),
         ("0.02 1", 0.02, "note"),
-        ("0.005 1", 0.002, None),
         ("0.003 1", 0.002, "warning"),
         ("-1e5 -100", 0.002, None),
     ],
@@ -112,7 +107,6 @@ def test_discrete_integrator_accepts_any_constraint_time() -> None:
     [
         ('iterations="4" ls_iterations="8"', []),
         ('iterations="100" ls_iterations="8"', ["note"]),
-        ('iterations="4" ls_iterations="50"', ["note"]),
         ('iterations="4" ls_iterations="8" solver="PGS"', ["error"]),
         ('iterations="4" ls_iterations="8" integrator="implicit"', ["error"]),
     ],
