@@ -218,14 +218,6 @@ def test_recipe_sets_the_number_of_steps() -> None:
     assert load("env=humanoid", "total_steps=1000").total_steps == 1000
 
 
-def test_user_environment_is_imported_by_name() -> None:
-    config = load(*IMPORT, "env.kwargs={goal: 2.0}")
-    assert (config.env.source, config.env.name) == ("import", "my_package.my_module:MyEnv")
-    assert (config.env.kwargs, config.env.backend) == ({"goal": 2.0}, "auto")
-    assert load(*IMPORT, ANYWHERE).ppo == PPOConfig()
-    assert load(*IMPORT, "recipe_for=cpu").ppo == load("env=walker2d", "recipe_for=cpu").ppo
-
-
 @pytest.mark.parametrize(
     ("words", "episodes"),
     [

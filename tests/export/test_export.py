@@ -106,23 +106,15 @@ def test_file_that_differs_from_the_policy_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("size", "distribution"), [(1e3, "normal"), (30.0, "tanh_normal")])
-def test_policies_with_large_actions_or_steep_outputs_are_exported(
-    size: float, distribution: str, tmp_path: Path
-) -> None:
-    """Rounding changes them by more than 1e-5, in the policy as in the file."""
-    noise = {"noise_std_type": "log"} if distribution == "normal" else {}
-    saved = open_run(trained(tmp_path / "run", network={"distribution_type": distribution, **noise}).run_dir)
+def test_policy_with_steep_outputs_is_exported(tmp_path: Path) -> None:
+    """Rounding changes its actions by more than 1e-5, in the policy as in the file."""
+    saved = open_run(trained(tmp_path / "run", network={"distribution_type": "tanh_normal"}).run_dir)
     layers = saved.policy.params["policy"]["params"]
     last = max(layers)
-    steep = {**layers, last: jax.tree.map(lambda x: size * x, layers[last])}
+    steep = {**layers, last: jax.tree.map(lambda x: 30.0 * x, layers[last])}
     params = {"policy": {**saved.policy.params["policy"], "params": steep}}
     function = policy_function(dataclasses.replace(saved, policy=dataclasses.replace(saved.policy, params=params)))
-    written = formats.write_onnx(function, tmp_path / "policy.onnx")
-    assert written.path.exists()
-    bent = dataclasses.replace(function, apply=lambda x: function.apply(x) * (1 + 1e-3))
-    with pytest.raises(ConfigError, match="not written"):
-        formats._largest_difference(function, bent.actions, "bent")
+    assert formats.write_onnx(function, tmp_path / "policy.onnx").path.exists()
 
 
 def test_missing_onnx_package_is_an_error_with_the_command_to_install_it(

@@ -235,22 +235,6 @@ def test_missing_ffmpeg_is_reported_before_episodes_are_played(
     assert install("render") in capsys.readouterr().err
 
 
-CART = """
-<mujoco>
-  <worldbody>
-    <geom type="capsule" size="0.02 1" quat="0.7 0 0.7 0"/>
-    <body name="cart">
-      <joint name="slide" type="slide" axis="1 0 0"/>
-      <geom type="box" size="0.1 0.1 0.1"/>
-      <body name="pole">
-        <joint type="hinge" axis="0 1 0"/>
-        <geom type="capsule" fromto="0 0 0 0 0 0.6" size="0.05"/>
-      </body>
-    </body>
-  </worldbody>
-  <actuator><motor joint="slide"/></actuator>
-</mujoco>
-"""
 PUSHER = """
 <mujoco>
   <worldbody>
@@ -290,7 +274,7 @@ def test_camera_follows_a_robot_but_not_an_object_that_a_robot_pushes() -> None:
 
 
 @pytest.mark.parametrize("aspect", [4 / 3, 16 / 9, 0.5])
-@pytest.mark.parametrize("text", [CART, RUNNER, PUSHER])
+@pytest.mark.parametrize("text", [RUNNER, PUSHER])
 def test_robot_stays_in_the_picture_and_fills_it(text: str, aspect: float) -> None:
     model = compiled(text)
     time = np.arange(200) * 0.05

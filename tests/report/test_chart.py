@@ -7,21 +7,8 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from rlstable.report.chart import Line, chart, mean_of, thinned, ticks
-
-
-@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 8))
-def test_ticks_are_few_and_within_the_range(low: float, span: float, about: int) -> None:
-    high = low + span
-    assume(high - low > 1e-9 * abs(low))
-    found = ticks(low, high, about)
-    assert len(found) <= 2.5 * about + 1
-    slack = 1e-6 * (high - low)
-    assert all(low - slack <= value <= high + slack for value in found)
-    assert np.allclose(np.diff(found, 2), 0, atol=1e-6 * max(abs(low), abs(high), 1e-6))
+from rlstable.report.chart import Line, chart, mean_of, thinned
 
 
 def test_thinned_line_keeps_a_spike() -> None:
