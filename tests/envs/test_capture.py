@@ -45,15 +45,6 @@ def program():
     return ppo, state, compiled(ppo)
 
 
-def test_incident_slot_stays_empty_while_every_environment_is_healthy(program):
-    _, state, run = program
-    after, _ = run(placed(state))
-    assert not np.asarray(after.incident.taken).any()
-    assert all(not np.asarray(x).any() for x in after.incident.record.matrices.values())
-    # A resumed run starts with an equal empty slot.
-    assert after.incident.clock.tolist() == [0]
-
-
 def test_first_bad_environment_is_captured_completely(program):
     ppo, state, run = program
     bad = poisoned(state, 5)
