@@ -264,18 +264,6 @@ def test_guards_off_disables_every_guard_and_strict_is_stricter() -> None:
     assert strict.finite_state.patience == 1
 
 
-def test_hydra_writes_no_files_and_keeps_the_working_folder() -> None:
-    node = hydra_node("env=ant")
-    assert node.run.dir == "runs/ant/now"
-    assert hydra_node("env=ant", "resume=runs/ant/then").run.dir == "runs/ant/then"
-    assert node.output_subdir is None
-    assert node.job.chdir is False
-    assert node.job_logging.root is None and node.hydra_logging.root is None
-    assert re.fullmatch(r"runs/sweeps/[\d-]+_[\d-]+-\d{6}", node.sweep.dir)
-    # A missing env.name still has a folder, so that the error is one line of ours.
-    assert hydra_node("env=import").run.dir == "runs/import/now"
-
-
 def test_commands_in_the_help_text_load() -> None:
     text = hydra_node().help.template
     assert "$APP_CONFIG_GROUPS" in text

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstable.config import ConfigError
 from rlstable.device.seed_devices import SeedDevices, device_count_for
 from rlstable.device.transforms import vmap_seeds
 
@@ -18,15 +17,6 @@ def test_the_device_count_for_that_divide_the_seeds_are_taken(
     seeds: int, available: int, requested: int | None, expected: int
 ) -> None:
     assert device_count_for(seeds, available, requested) == expected
-
-
-def test_a_number_of_devices_that_does_not_divide_the_seeds_is_rejected() -> None:
-    with pytest.raises(ConfigError) as caught:
-        device_count_for(8, 6, 3)
-    assert str(caught.value) == (
-        "devices: 3 devices cannot train equally many of 8 seeds; allowed here: 1, 2, 4, or null for the most that "
-        "divide the seeds"
-    )
 
 
 def test_every_seed_is_computed_on_its_own_device_and_keeps_its_numbers() -> None:
