@@ -346,14 +346,27 @@ ITERATION = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("observation", ["vector", pytest.param("dict", marks=pytest.mark.slow)])
-def test_one_iteration_without_guards_is_that_of_brax_own_trainer(observation: str, tmp_path: Path) -> None:
+ADAPTIVE = {"learning_rate_schedule": "ADAPTIVE_KL", "desired_kl": 2e-3, "learning_rate": 9e-3}
+
+
+@pytest.mark.parametrize(
+    ("observation", "more"),
+    [
+        ("vector", {}),
+        pytest.param("dict", {}, marks=pytest.mark.slow),
+        pytest.param("vector", ADAPTIVE, marks=pytest.mark.slow),
+    ],
+    ids=["vector", "dict", "adaptive rate"],
+)
+def test_one_iteration_without_guards_is_that_of_brax_own_trainer(
+    observation: str, more: dict[str, Any], tmp_path: Path
+) -> None:
     """From the same seed: Brax's initial parameters, first states and random keys."""
     env, factory = envs.get_environment("fast"), SMALL
     if observation == "dict":
         env = envs.get_environment("fast", asymmetric_obs=True, obs_mode="dict_state")
         factory = functools.partial(SMALL, value_obs_key="privileged_state")
-    settings = {**ITERATION, "network_factory": factory}
+    settings = {**ITERATION, **more, "network_factory": factory}
     with mock.patch.object(jax, "device_put_replicated", brax_rival.device_put_replicated, create=True):
         _, theirs, _ = brax_train.train(env, **settings)
     ours = one_iteration(env, settings, tmp_path)
@@ -383,6 +396,8 @@ def one_iteration(env: Any, settings: dict[str, Any], folder: Path) -> Any:
     state = dataclasses.replace(run.state, env_state=env_state, key=jax.random.split(epoch_key, 1)[0])
     state = sharding.place(state, run.programs.mesh, SPECS)
     state, _ = run.setup.compiled(state)(state)
+    adapts = config.ppo.learning_rate_schedule == "adaptive_kl"
+    assert (float(state.tuning.learning_rate) != np.float32(config.ppo.learning_rate)) == adapts
     loop.close()
     observation = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
     return to_brax(config, *sharding.first_device((state.params, state.normalizer)), observation)
