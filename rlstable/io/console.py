@@ -19,9 +19,9 @@ _TRIPS = re.compile(r"guards/[^/]+/trips")
 # Events that are not trouble; their lines have no exclamation mark.
 _GOOD_EVENTS = frozenset(
     {
-        "started", "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn",
-        "backend_chosen", "compiler_options_unknown", "seed_ended", "best_confirmed", "episode_recorded",
-        "sign_recovered", "configuration_changed",
+        "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn", "backend_chosen",
+        "compiler_options_unknown", "seed_ended", "best_confirmed", "episode_recorded", "sign_recovered",
+        "configuration_changed",
     }
 )  # fmt: skip
 # Events that are the same for all seeds are shown once.
@@ -29,7 +29,7 @@ _SHARED = frozenset(
     {
         "backend_chosen", "backend_fallback", "compile_cache_unusable", "compiler_options_unknown",
         "configuration_changed", "environment_unwrapped", "environments_redrawn",
-        "large_constants", "memory_planned", "memory_tight", "precision_not_delivered", "versions_changed",
+        "large_constants", "memory_planned", "memory_tight", "versions_changed",
     }
 )  # fmt: skip
 _STYLES = {"bold": 1, "dim": 2, "yellow": 33, "cyan": 36}  # codes of a terminal
@@ -42,7 +42,6 @@ class Console:
 
     Attributes:
         working: `with working(what, expected):` prints "still running" lines during long work.
-        busy: The same.
 
     Args:
         mode: `auto` colours the lines on a terminal.
@@ -71,7 +70,7 @@ class Console:
         self._title = title
         self._interval = interval
         self._clock = clock
-        self.busy = self.working = Reminder(patience, self.message, clock).working
+        self.working = Reminder(patience, self.message, clock).working
         self._trips: dict[str, int] = {}
         self._pending_trips: dict[str, Counter[str]] = {}
         self._printed_at: dict[str, float] = {}  # seconds, by guard
@@ -172,7 +171,7 @@ class SeedConsole(Console):
         self._shown = shown
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        """Shows nothing."""
+        pass
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Prints the event with its seed; prints a shared event once, without a seed."""
@@ -189,12 +188,6 @@ class SeedConsole(Console):
 
     def message(self, text: str, style: str = "") -> None:
         self._console.message(f"{self._name}: {text}", style)
-
-    def summary(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Prints nothing; all seeds share one summary."""
-
-    def close(self) -> None:
-        """Does nothing; the display belongs to all seeds."""
 
 
 def _is_terminal(stream: TextIO) -> bool:

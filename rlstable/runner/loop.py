@@ -301,7 +301,7 @@ class TrainingLoop:
         evaluator = self.programs.evaluator(next(iter(training.values())).host)
         policies = self._seeds.policies(training)
         try:
-            with self._console.busy("evaluating the policy"):
+            with self._console.working("evaluating the policy"):
                 metrics = evaluate(evaluator, policies, self._stops)
         except Abandoned:
             return {}
@@ -318,7 +318,7 @@ class TrainingLoop:
             evaluator = self.programs.evaluator(found[0].host)
             with (
                 contextlib.suppress(OutOfMemory, Abandoned),
-                self._console.busy("comparing the policy with the best one"),
+                self._console.working("comparing the policy with the best one"),
             ):
                 compare_with_best(evaluator, self._seeds.policies(training), found, self._stops)
 
@@ -332,7 +332,7 @@ class TrainingLoop:
         seeds = [self.seeds[number] for number, reason in stop_reasons.items() if reason in CONFIRMED_AT]
         if seeds and hosts.is_writer():
             evaluator, requested = self.programs.evaluator(seeds[0].host), self._stop_request.requested
-            with self._console.busy("confirming the best policy in fresh episodes"):
+            with self._console.working("confirming the best policy in fresh episodes"):
                 # The evaluation program takes `config.seeds` policies at a time.
                 confirm(seeds, lambda policies: evaluator.evaluate(policies, self._stops), self.config.seeds, requested)
         for number, reason in stop_reasons.items():

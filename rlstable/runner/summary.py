@@ -222,7 +222,7 @@ def finish_files(
         console.message(f"result.json could not be written: {error}")
     if config.logging.report and not gone:
         try:
-            with console.busy("writing report.html"):
+            with console.working("writing report.html"):
                 records = read_records(run_dir) if "seeds" in fields else [read_record(run_dir)]
                 write_atomically(run_dir / "report.html", page(records))
         except Exception as error:
