@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import functools
 import html
+import json
 import string
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlstable.io.page_data import embedded
 from rlstable.render.framing import Framing, frame_episode
 from rlstable.render.recording import RecordedEpisodes, Recording
 from rlstable.render.scene import Part, followed_body, make_scene, poses
@@ -37,7 +37,10 @@ def page(recorded: RecordedEpisodes) -> str:
         "floor": widest.floor._asdict(),
         "episodes": [_episode(*one) for one in zip(recorded.recordings, moved, framings, strict=True)],
     }
-    return _template().substitute(title=html.escape(recorded.title), data=embedded(data))
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    # Unescaped, `</script>` would end the element and `<!--` would start a comment.
+    safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return _template().substitute(title=html.escape(recorded.title), data=safe)
 
 
 @functools.cache
