@@ -278,12 +278,12 @@ class Config(Section, at=""):
 
     @property
     def may_tighten_clipping(self) -> bool:
-        """Whether the supervisor may tighten clipping during training; that needs an enabled guard."""
-        guards = self.guards
+        """Whether a remedy may tighten clipping, so that JAX must trace the bounds; that needs an enabled guard."""
+        guards, recovery = self.guards, self.supervise.recovery
         stopping = (guards.finite_update, guards.finite_state, guards.storm, guards.value_loss, guards.policy)
-        recovery = self.supervise.recovery
-        collapses = guards.return_watch.enabled and recovery.tightens_clipping_after_collapse
-        return collapses or (recovery.tightens_clipping and any(guard.enabled for guard in stopping))
+        remedies = recovery.remedies if any(guard.enabled for guard in stopping) else ()
+        remedies += recovery.collapse_remedies if guards.return_watch.enabled else ()
+        return recovery.enabled and any(remedy.name == "tighten_clipping" for remedy in remedies)
 
     @property
     def may_separate_rates(self) -> bool:

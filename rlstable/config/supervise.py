@@ -82,16 +82,6 @@ class RecoveryConfig(Section, at="supervise.recovery"):
             require(not self.enabled or getattr(self, key), key, empty)
         return self
 
-    @property
-    def tightens_clipping(self) -> bool:
-        """Whether a remedy tightens clipping, so that JAX must trace the clipping bounds."""
-        return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.remedies)
-
-    @property
-    def tightens_clipping_after_collapse(self) -> bool:
-        """Whether a remedy for a collapsed return tightens clipping."""
-        return self.enabled and any(remedy.name == "tighten_clipping" for remedy in self.collapse_remedies)
-
 
 class IncidentConfig(Section, at="supervise.incident"):
     """Incidents: folders from which `rlstable.replay` reproduces a bad simulation."""
