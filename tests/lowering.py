@@ -17,7 +17,7 @@ import pytest
 from toys import mesh
 
 from rlstable.cli.compose import compose
-from rlstable.compilation.programs import Arguments, Programs
+from rlstable.compilation.programs import Arguments, Builder
 from rlstable.config import Config
 from rlstable.device.precision import Precision, level
 from rlstable.policy import evaluator
@@ -88,7 +88,7 @@ def recording() -> Iterator[dict[str, Recorded]]:
     """Traces and records the programs that runs inside build; instead of compiled programs they get `_Ones`."""
     programs: dict[str, Recorded] = {}
 
-    def programs_of(config: Config, *_: Any) -> Programs:
+    def programs_of(config: Config, *_: Any) -> Builder:
         return _Recorder(level(config.precision), programs)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +97,7 @@ def recording() -> Iterator[dict[str, Recorded]]:
         yield programs
 
 
-class _Recorder(Programs):
+class _Recorder(Builder):
     def __init__(self, precision: Precision, programs: dict[str, Recorded]):
         super().__init__(precision)
         self._recorded = programs

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pytest
 
-from rlstable.compilation.programs import Arguments, Programs
+from rlstable.compilation.programs import Arguments, Builder
 from rlstable.config import Config
 from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.runner import programs
@@ -46,10 +46,10 @@ def forget() -> None:
         kept.clear()
 
 
-class _Shared(Programs):
+class _Shared(Builder):
     """Returns the program that was built for the same name, configuration and argument shapes."""
 
-    def __init__(self, builder: Programs, origin: Any):
+    def __init__(self, builder: Builder, origin: Any):
         self._builder = builder
         self._origin = origin
 

@@ -34,7 +34,7 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-class Programs:
+class Builder:
     """Builds programs.
 
     Attributes:

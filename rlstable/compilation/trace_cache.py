@@ -23,7 +23,7 @@ from jax import export
 from jax.sharding import Mesh
 
 from rlstable.compilation import ffi, sources
-from rlstable.compilation.programs import Arguments, Programs, collector_paused
+from rlstable.compilation.programs import Arguments, Builder, collector_paused
 from rlstable.compilation.xla import compiler_options, program_cache_folder
 from rlstable.config import Config
 from rlstable.config.run import EnvConfig
@@ -46,7 +46,7 @@ _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
 _MOST_FILES = 400  # a run has four programs, of up to a few megabytes each
 
 
-def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
+def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Builder:
     """Builder of a run's programs: with the trace cache only if a new trace would certainly be the same.
 
     These cases do not use the cache:
@@ -68,7 +68,7 @@ def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Programs:
     plain = _plain(config.env.kwargs) and _plain(config.eval.env_kwargs)
     files = _sources_of(config.env, env) if supported and plain else None
     if files is None or folder is None:
-        return Programs(precision, options)
+        return Builder(precision, options)
     # A private folder, because its files are executed and JAX's cache folder may be shared.
     return TraceCache(folder / f"traced-{os.getuid()}", _key_text(config, files, mesh), mesh, precision, options)
 
@@ -89,7 +89,7 @@ def _sources_of(config: EnvConfig, env: Any) -> str | None:
     return None if files is None else files + hashlib.blake2s(content.data).hexdigest()
 
 
-class TraceCache(Programs):
+class TraceCache(Builder):
     """Loads programs that an earlier process has traced, and saves the programs that this process traces.
 
     Both are compiled from the saved text, so JAX finds the compiled program of the earlier process. A program's file is

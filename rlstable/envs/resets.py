@@ -11,7 +11,7 @@ import numpy as np
 
 from rlstable.compilation import host_keys
 from rlstable.compilation.ffi import interruptible
-from rlstable.compilation.programs import Programs
+from rlstable.compilation.programs import Builder
 from rlstable.config import ConfigError
 from rlstable.device.packed import PackedRows, concatenate
 from rlstable.device.precision import SINGLE, Precision
@@ -37,7 +37,7 @@ class Resets:
         env: VectorEnv,
         batch: int,
         precision: Precision = SINGLE,
-        programs: Programs | None = None,
+        programs: Builder | None = None,
         devices: int = 1,
     ):
         guarded = env if env.guards else dataclasses.replace(env, guards={"quarantine": Quarantine()})
@@ -49,7 +49,7 @@ class Resets:
 
         self.program = jax.jit(program)
         self._env, self._batch, self._precision, self._devices = env, batch, precision, devices
-        self._programs = programs or Programs(precision)
+        self._programs = programs or Builder(precision)
         self._built: Future[Any] | None = None
 
     def begin(self) -> Future[Any]:

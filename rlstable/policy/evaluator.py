@@ -15,7 +15,7 @@ import numpy as np
 from rlstable import faults
 from rlstable.compilation import background
 from rlstable.compilation.ffi import interruptible
-from rlstable.compilation.programs import Programs
+from rlstable.compilation.programs import Builder
 from rlstable.compilation.trace_cache import programs_of
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config
@@ -66,7 +66,7 @@ class Evaluator:
         precision: Precision level of the program.
         compiling: Context manager that shows the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
-        programs: Builder of the program; None for a new `Programs`.
+        programs: Builder of the program; None for a new `Builder`.
         limit: Bytes that the program may use; None to wait until the device refuses memory.
         start: For episodes of several calls of `play`: returns the first `Part`, and `play` from a part the next one.
     """
@@ -78,7 +78,7 @@ class Evaluator:
         precision: Precision,
         compiling: Compiling,
         report: Callable[..., None],
-        programs: Programs | None = None,
+        programs: Builder | None = None,
         limit: int | None = None,
         start: Play | None = None,
     ):
@@ -95,7 +95,7 @@ class Evaluator:
             return jax.jit(play_pass)
 
         self._play, self._start = program(play), None if start is None else program(start)
-        self._programs, self._precision = programs or Programs(precision), precision
+        self._programs, self._precision = programs or Builder(precision), precision
         self._compiling, self._report, self._limit = compiling, report, limit
         self._count, self._passes = count, 1
         self._building: Future[Any] | None = None

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from rlstable.compilation.ffi import interruptible
-from rlstable.compilation.programs import Programs
+from rlstable.compilation.programs import Builder
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import level
@@ -77,7 +77,7 @@ class EpisodeRecorder:
         self._seconds = seconds_per_step(env, model) * config.env.action_repeat
         self._title = name if backend is None else f"{name}, {backend}"
         self._precision = level(config.precision)
-        self._programs = Programs(self._precision)
+        self._programs = Builder(self._precision)
         self._compiled: Any = None
         vector = evaluation_env(config, env)
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from rlstable import faults
 from rlstable.compilation import background, host_keys
-from rlstable.compilation.programs import Programs
+from rlstable.compilation.programs import Builder
 from rlstable.compilation.trace_cache import programs_of
 from rlstable.compilation.xla import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
@@ -128,7 +128,7 @@ class TrainingSetup:
         if has_fault:
             self.ppo = faults.arm(self.ppo)
         # A guard given as an object has no key for the trace cache.
-        uncached = Programs(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
+        uncached = Builder(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
         self._programs = uncached if more else programs_of(config, stepping, single)
         self._untrained: Any = None
         self._parameters: Future[Any] | None = None

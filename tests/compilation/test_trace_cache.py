@@ -25,7 +25,7 @@ from quick_compile import environment as quick_environment
 from toys import mesh, tiny_config
 
 from rlstable.compilation import ffi, sources, trace_cache
-from rlstable.compilation.programs import Programs
+from rlstable.compilation.programs import Builder
 from rlstable.compilation.trace_cache import TraceCache, programs_of
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import SINGLE, level
@@ -36,7 +36,7 @@ from rlstable.policy.evaluator import make_evaluator, snapshot_of
 from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
-from rlstable.runner.programs import Programs as RunPrograms
+from rlstable.runner.programs import Programs
 from rlstable.runner.setup import TrainingSetup
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,7 +225,7 @@ def test_only_programs_of_braxs_environments_are_cached(trusted: Path, sections:
     assert isinstance(programs, TraceCache)
     programs.build("doubled", jax.jit(doubled), arguments).result()
     assert len(files(trusted)) == 1
-    assert type(programs_of(tiny_config(**sections), mesh(1))) is Programs
+    assert type(programs_of(tiny_config(**sections), mesh(1))) is Builder
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,13 @@ def test_programs_without_a_certain_key_are_not_cached(
     trusted: Path, owner: Any, name: str, found: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, lambda *_: found)
-    assert type(programs_of(tiny_config(env=BRAX), mesh(1))) is Programs
+    assert type(programs_of(tiny_config(env=BRAX), mesh(1))) is Builder
 
 
 def test_programs_with_guards_of_the_user_are_not_cached(trusted: Path) -> None:
     config, guard = tiny_config(env=BRAX), assemblies.env_guards(tiny_config(guards={}).guards)
     assert type(TrainingSetup(config, mesh(1))._programs) is TraceCache
-    assert type(TrainingSetup(config, mesh(1), {"env": guard})._programs) is Programs
+    assert type(TrainingSetup(config, mesh(1), {"env": guard})._programs) is Builder
 
 
 @pytest.mark.parametrize(("impl", "cached"), [("jax", True), ("warp", False)])
@@ -310,7 +310,7 @@ def test_programs_do_not_depend_on_settings_outside_the_key(monkeypatch: pytest.
     texts: list[str] = []
     built: dict[str, Future[Any]] = {}
 
-    class Recording(Programs):
+    class Recording(Builder):
         def build(self, name: str, function: Any, arguments: Any, *_: bool, **__: bool) -> Any:
             lowered = function.lower(*arguments())
             texts.append(text := lowered.as_text())
@@ -453,10 +453,10 @@ def test_process_that_ran_user_code_caches_nothing(trusted: Path, monkeypatch: p
     assert type(programs_of(config, mesh(1))) is TraceCache
     with contextlib.suppress(ConfigError):
         load_env(tiny_config(env={"source": "import", "name": "no_such_module:Environment"}).env)
-    assert type(programs_of(config, mesh(1))) is Programs
+    assert type(programs_of(config, mesh(1))) is Builder
     monkeypatch.undo()  # as `fit` in a notebook
     assert sources.fingerprint() is None
-    assert type(programs_of(config, mesh(1))) is Programs
+    assert type(programs_of(config, mesh(1))) is Builder
 
 
 def test_training_and_evaluation_share_braxs_environments_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,7 +468,7 @@ def test_training_and_evaluation_share_braxs_environments_only(monkeypatch: pyte
             given.append(args[-1])
 
         monkeypatch.setattr("rlstable.runner.programs.make_evaluator", evaluator)
-        programs = RunPrograms(tiny_config(**sections), mesh(1), {}, lambda _: contextlib.nullcontext())
+        programs = Programs(tiny_config(**sections), mesh(1), {}, lambda _: contextlib.nullcontext())
         assert programs.evaluator(HostState()) is None
         assert given == ([programs.setup(HostState()).single] if shared else [None])
 
