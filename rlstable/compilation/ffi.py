@@ -138,13 +138,11 @@ def calls_in(exported: jax.export.Exported) -> frozenset[int]:
 
 
 def all_registered(calls: Set[int]) -> bool:
-    """Whether this process can call these functions, because it has traced them before."""
     return calls <= _calls.keys()
 
 
 @functools.cache
 def _register() -> None:
-    """Registers the call target with XLA, once in a process."""
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_handle), platform="cpu")
 
 

@@ -35,14 +35,10 @@ def collector_paused() -> Iterator[None]:
 
 
 class Builder:
-    """Builds programs.
+    """Compiles programs in a precision, with compiler options.
 
     Attributes:
         on_large_constants: Called with the bytes of a traced program's constants if they slow down its compilation.
-
-    Args:
-        precision: Precision to compile in.
-        options: Compiler options.
     """
 
     def __init__(self, precision: Precision = SINGLE, options: dict[str, Any] | None = None):
@@ -76,7 +72,6 @@ class Builder:
         del name
 
     def _lower(self, name: str, function: Any, arguments: Arguments, donates: bool) -> Lowered:
-        """Traces and lowers a program; for the arguments see `build`."""
         del name, donates  # only for the trace cache: `function` already donates
         args = arguments()
         with self._precision.compiled(), collector_paused():

@@ -28,7 +28,6 @@ def mark_process_unmodified() -> None:
 
 
 def mark_process_modified() -> None:
-    """Declares that this process has run code of the user."""
     global _unmodified
     _unmodified = False
 

@@ -57,10 +57,7 @@ def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Builder:
     - several processes, which must compile the same text whether their cache folder has it or not
     - MJX-Warp, whose programs call functions of one process
 
-    Args:
-        config: The run's configuration.
-        mesh: The devices that run the programs.
-        env: The environment; only read for a task of Playground.
+    `env` is only read for a task of Playground.
     """
     precision, options = level(config.precision), compiler_options(config.deterministic, config.compiles_quickly)
     folder = program_cache_folder() if config.compile_cache is not None else None

@@ -39,9 +39,7 @@ _QUICK = {
 def compiler_options(deterministic: bool, quickly: bool = False) -> dict[str, bool | int] | None:
     """Non-default XLA options that this jaxlib knows, or None. A CPU is deterministic without options.
 
-    Args:
-        deterministic: Whether the same program on the same device must give the same bits.
-        quickly: Whether compile time matters more than the speed of the programs.
+    `deterministic`: the same program on the same device gives the same bits.
     """
     return (_known(_DETERMINISTIC) if deterministic else {}) | (quick_options() if quickly else {}) or None
 

@@ -30,7 +30,6 @@ _NEVER = 2**31 - 1  # more iterations than any run has
 
 
 def _nonfinite_as_text(value: Any) -> Any:
-    """Converts YAML's .nan, .inf and -.inf to text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -90,5 +89,4 @@ class FaultConfig(Section, at="fault"):
 
     @property
     def can_occur(self) -> bool:
-        """Whether the fault can occur in this seed."""
         return self.start < _NEVER

@@ -96,7 +96,6 @@ class EnvConfig(Section, at="env"):
 
 
 def _is_import_path(path: str) -> bool:
-    """Whether a path has the form `package.module:attribute`."""
     module, _, attribute = path.partition(":")
     return all(part.isidentifier() for part in (*module.split("."), attribute))
 
@@ -287,7 +286,6 @@ class Config(Section, at=""):
 
     @property
     def may_separate_rates(self) -> bool:
-        """Whether policy and critic may get separate learning rates."""
         guards, recovery = self.guards, self.supervise.recovery
         after_collapse = guards.return_watch.enabled and recovery.enabled
         separate = {"scale_policy_rate", "scale_critic_rate", "refit_critic"}

@@ -126,7 +126,6 @@ def validate(model: type[Model], data: Mapping[str, Any]) -> Model:
 
 
 def unknown_key(model: type[Section], key: str) -> ConfigError:
-    """The error for a dotted key that no section has."""
     return ConfigError(f"{key}: unknown key{_suggest(model, key.split('.'))}")
 
 
@@ -137,7 +136,6 @@ def keys_named(model: type[Section], name: str) -> list[str]:
 
 
 def _keys(model: type[Section]) -> Iterator[str]:
-    """The dotted keys of all values and sections."""
     for name, field in model.model_fields.items():
         yield name
         section: Any = field.annotation
@@ -209,5 +207,4 @@ def _suggest(model: type[Section], path: list[str]) -> str:
 
 
 def _close_names(model: type[Section], name: str) -> list[str]:
-    """The most similar last part of a key, if one is very similar."""
     return difflib.get_close_matches(name, {key.rpartition(".")[2] for key in _keys(model)}, n=1, cutoff=0.8)

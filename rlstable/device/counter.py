@@ -40,7 +40,6 @@ class WideCounter:
 
     @classmethod
     def zero(cls) -> WideCounter:
-        """A count of 0."""
         return cls.of(0)
 
     @classmethod

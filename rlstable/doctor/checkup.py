@@ -81,7 +81,6 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 if training can begin, 1 if training would fail."""
         return 1 if self.count("error") else 0
 
 

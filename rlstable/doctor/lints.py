@@ -173,7 +173,6 @@ def constraint_times(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
 
 
 def solver(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
-    """Checks the solver's iterations, and options that MJX lacks."""
     option, found = model.opt, []
     if option.solver == mujoco.mjtSolver.mjSOL_PGS:
         advice = "solver=Newton, or CG for very many degrees of freedom"
@@ -224,7 +223,6 @@ def _moves(model: Any, geom: int) -> bool:
 
 
 def contact_count(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
-    """Finds too many pairs of geoms that can touch."""
     count = len(pairs)
     if count <= _MANY:
         return []

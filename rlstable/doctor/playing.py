@@ -30,7 +30,6 @@ class Played(NamedTuple):
 
 
 def play(env: Any) -> Played:
-    """Plays at most 100 random actions per episode of one environment with Brax's interface."""
     return jax.jit(_play, static_argnums=0)(env, jax.random.PRNGKey(0))
 
 

@@ -17,7 +17,6 @@ _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
 def sections(report: Report) -> list[tuple[str, Any]]:
-    """Titles and contents."""
     return [
         ("Machine", _pairs([(name, line) for name, line in report.machine.items() if line])),
         ("Matrix products", _products(report)),
@@ -86,7 +85,6 @@ def _pairs(rows: list[tuple[str, str]]) -> Table:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """The report as data for JSON."""
     data = dataclasses.asdict(report) | {"verdict": report.verdict, "exit_code": report.exit_code}
     for level, accuracy in report.products.items():
         data["products"][level]["kind"] = accuracy.kind

@@ -59,7 +59,6 @@ class Checkpoints:
 
     Args:
         run_dir: Folder of the run; the first save creates its subfolder `checkpoints`.
-        config: Which checkpoints are kept, and whether files are written in the background.
         on_event: Called as `on_event(kind, fields)`.
         in_place: Returns whether the run folder is still this run's. If not, nothing in it is changed, and saves fail.
 
@@ -107,11 +106,11 @@ class Checkpoints:
         """Saves one checkpoint. After the call, arrays may be donated and `host` may be changed.
 
         Args:
-            number: Number of the checkpoint, greater than all before.
+            number: Greater than all before.
             state: Any tree of arrays, typed random keys included.
             policy: Nested dict of arrays with text keys.
             host: JSON data, saved in the manifest.
-            score: Score of the policy. A policy whose score is None or not finite is never best.
+            score: A policy whose score is None or not finite is never best.
 
         Returns:
             Whether the checkpoint was saved or, for an asynchronous save, whether the save started.

@@ -45,11 +45,9 @@ class Console:
 
     Args:
         mode: `auto` colours the lines on a terminal.
-        title: Printed once, above everything else.
         interval: Seconds between two lines of training; an evaluation always gets a line. Trips of one guard within the
             interval are summed up in one line.
         patience: Seconds between two "still running" lines.
-        stream: None for standard output.
     """
 
     def __init__(
@@ -124,7 +122,6 @@ class Console:
             self._print(f"  {name:<{width}}  {value}")
 
     def summary(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Prints pending trips and a table of names and values."""
         self.close()
         self.header(rows)
 

@@ -89,7 +89,6 @@ class Logbook:
             self.event(step, kind, fields)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Shows one row and queues it for writing."""
         if self._record is None or self._services is None or self._closed:
             return
         with self._showing:
@@ -129,7 +128,6 @@ class Logbook:
                     closing.callback(part.close)
 
     def _report(self, failed: Sink | None, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Passes an event to the console and to all sinks but one that has failed."""
         try:  # a copy, because the caller may change the fields afterwards
             fields = {str(key): to_json(value) for key, value in fields.items()}
         except Exception as error:  # an event must not end a run

@@ -58,7 +58,6 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(result: Mapping[str, Any] | None) -> Outcome:
-    """The outcome of a run or of a seed."""
     result = result or {}
     confirmed, best = _finite(result.get("confirmed_return")), _finite(result.get("best_return"))
     value = _finite(result.get("return"))

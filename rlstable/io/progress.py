@@ -15,27 +15,16 @@ _SAMPLES = 50  # rows over which the pace is measured
 
 @dataclasses.dataclass
 class Progress:
-    """Progress of a run; None means unknown.
-
-    Attributes:
-        total: Environment steps of the whole run.
-        step: Environment steps so far.
-        sps: Environment steps per second of training.
-        episode_return: The latest return.
-        evaluated_at: Step of the evaluation with this return; None if training episodes gave the return.
-        length: Mean episode length of the evaluation.
-        aborted: Share of aborted evaluation episodes.
-        trips: Trips of all guards.
-    """
+    """Progress of a run, in environment steps; None means unknown."""
 
     total: int
     step: int = 0
-    sps: float | None = None
+    sps: float | None = None  # environment steps per second of training
     episode_return: float | None = None
-    evaluated_at: int | None = None
-    length: float | None = None
-    aborted: float | None = None
-    trips: int = 0
+    evaluated_at: int | None = None  # step of the evaluation with this return; None if training episodes gave it
+    length: float | None = None  # mean episode length of the evaluation
+    aborted: float | None = None  # share of aborted evaluation episodes
+    trips: int = 0  # of all guards
     _samples: deque[tuple[float, int]] = dataclasses.field(default_factory=lambda: deque(maxlen=_SAMPLES))
 
     def add(self, step: int, metrics: Mapping[str, float | int | None], now: float) -> None:

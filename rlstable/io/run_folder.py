@@ -69,7 +69,6 @@ def _changed(file: Path) -> float:
 
 
 def seed_folder(run_dir: Path, seed: int) -> Path:
-    """The folder of one seed inside the run folder of several seeds."""
     return below(run_dir, f"{_SEED}{seed}")
 
 
@@ -80,7 +79,6 @@ def seed_folders(run_dir: Path) -> list[Path]:
 
 
 def seed_of(folder: Path) -> int:
-    """The seed of a seed folder."""
     return int(folder.name.removeprefix(_SEED))
 
 
@@ -222,7 +220,6 @@ def steps_in(directory: Path) -> list[int]:
 
 
 def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
-    """Writes `config.yaml`."""
     write_atomically(run_dir / "config.yaml", _yaml(config))
 
 
@@ -245,7 +242,6 @@ def discard_start(run_dir: Path) -> None:
 
 
 def free_reserve(run_dir: Path) -> None:
-    """Frees the reserved disk space."""
     with contextlib.suppress(OSError):
         (run_dir / _RESERVE).unlink(missing_ok=True)
 

@@ -118,7 +118,6 @@ def ranked(scores: Mapping[int, float | None], steps: Iterable[int]) -> list[int
 def items_of(
     number: int, state: PyTree, policy: Mapping[str, Any], host: Mapping[str, Any], score: float | None
 ) -> Any:
-    """The items of one checkpoint for orbax, copied to host memory."""
     import orbax.checkpoint as ocp
 
     leaves, items = {}, {}

@@ -90,7 +90,6 @@ def _first(bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
 
 
 def conclude(incident: Incident, bad: Mapping[str, list[BadNumber]], engines: list[str]) -> str:
-    """A sentence with the origin of the bad number and the advice."""
     replayed, own = [engine for engine in engines if bad[engine]], own_engine(incident)
     if any(one.array == "action" for one in bad[RUN]):
         return "the action was bad before the step: the policy is the cause; see the trips of update and state guards."
@@ -145,7 +144,6 @@ def _cell(report: Report, column: str, name: str) -> str:
 
 
 def table(report: Report) -> Table:
-    """The table for a terminal; bad values are red."""
     shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     shown.add_column("  largest magnitude, or bad value", no_wrap=True)
     for column in report.columns:

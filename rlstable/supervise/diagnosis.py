@@ -273,7 +273,6 @@ class Signs:
         self._record(memory, step, _of_iteration(metrics, iteration, self._config), of_evaluations=False)
 
     def record_evaluation(self, memory: SignMemory, step: int, metrics: Row) -> None:
-        """Tests the metrics of an evaluation."""
         value = _number(metrics, "eval/episode_reward")
         if value is None or not self._signs:
             return
@@ -452,7 +451,6 @@ def _most_active(cause: StopReason, tally: Tally) -> str:
 
 
 def _next(cause: StopReason, tally: Tally) -> str:
-    """The most specific advice that applies."""
     guard = _ENDING.get(cause)
     if cause is StopReason.no_update_accepted and tally.lost:
         guard = max(tally.lost, key=lambda name: tally.lost[name])
@@ -473,5 +471,4 @@ def _shown(name: str, tally: Tally) -> str:
 
 
 def _sample_guard(tally: Tally) -> str | None:
-    """The guard that rejected most samples."""
     return next((name for name in tally.tripped if name in _SAMPLE_GUARDS), None)

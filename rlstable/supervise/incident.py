@@ -67,7 +67,6 @@ class Incidents:
     """Writes captured environments: at most one per device and window of iterations, and `keep` in the whole run.
 
     Args:
-        run_dir: The run folder; the first incident makes the folder `incidents` in it.
         causes: Names of the flags of a slot, `guard/cause` each.
         memory: Changed in place.
         event: Called as `event(kind, **fields)`: `incident` with `path`, `causes` and the `first` bad number, or
@@ -103,12 +102,8 @@ class Incidents:
     def write(self, slot: Slot, iteration: int, at: int, level: Mapping[str, str], num_envs: int) -> None:
         """Writes the environments that the slots captured, in the order of their steps. An error never ends the run.
 
-        Args:
-            slot: The slots of all devices, on the host.
-            iteration: Part of the folder name.
-            at: The iteration, rolled back iterations included.
-            level: The precision of the iteration, keys of the section `precision`.
-            num_envs: Over all devices.
+        `slot` has the slots of all devices, on the host. `at` counts iterations with rolled back ones, `iteration`
+        without. `level` has the keys of the section `precision`, and `num_envs` counts all devices.
         """
         records = slot.record.take(np.arange(len(slot.record)))
         captured = sorted((int(records["clock"][device]), device) for device in np.flatnonzero(slot.taken))

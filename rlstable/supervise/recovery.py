@@ -34,7 +34,6 @@ class Attempts:
         return self.applied.count(RAISE_PRECISION)
 
     def lower_precision(self) -> None:
-        """Returns to the configured precision."""
         self.applied = [remedy for remedy in self.applied if remedy != RAISE_PRECISION]
 
 
@@ -47,15 +46,10 @@ class RetryPlan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """Chooses remedies. Every method returns the new memory of recovery and leaves its arguments unchanged.
-
-    Attributes:
-        config: The list of remedies and the number of attempts.
-        patience: By cause whose states are finite: the patience of its guard in iterations. Only these causes can be
-            passed over.
-    """
+    """Chooses remedies. Every method returns the new memory of recovery and leaves its arguments unchanged."""
 
     config: RecoveryConfig
+    # By cause whose states are finite, the patience of its guard in iterations. Only these causes can be passed over.
     patience: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def repeats(self, attempts: Attempts, cause: str, at: int, iteration: int) -> bool:
@@ -82,15 +76,11 @@ class Recovery:
         levels: int = 0,
         collapse: bool = False,
     ) -> RetryPlan:
-        """Plans the next attempt.
+        """Plans the next attempt to avoid `cause`, the name of a stop reason.
 
-        Args:
-            attempts: Memory of recovery.
-            cause: Name of the stop reason that the attempt tries to avoid.
-            at: The iteration, rolled back iterations included.
-            iteration: The iteration, without rolled back ones.
-            levels: Precision levels above the configured one that may cure the cause.
-            collapse: Whether the return collapsed: the remedy is then one of `collapse_remedies`.
+        `at` counts iterations with rolled back ones, `iteration` without. `levels` is the number of precision levels
+        above the configured one that may cure the cause. The remedy after a `collapse` of the return is one of
+        `collapse_remedies`.
         """
         config, new = self.config, self._copy(attempts)
         new.recent = [attempt for attempt in new.recent if at - attempt["at"] < config.window]

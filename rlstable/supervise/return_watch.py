@@ -145,7 +145,6 @@ class WatchMemory:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> WatchMemory:
-        """Reads the memory in a checkpoint."""
         tracks: dict[str, Any] = {name: Track(**saved[name]) for name in ("training", "evaluation") if name in saved}
         return cls(**saved | tracks)
 
@@ -255,7 +254,6 @@ class ReturnWatch:
         return float(lost.mean()) > float(stdtrit(lost.size - 1, 1.0 - mistake)) * error
 
     def confirm(self) -> None:
-        """Records a confirmed collapse: the run rolls back to the best policy."""
         memory = self.memory
         memory.collapses += 1
         memory.total, memory.episodes = 0.0, 0

@@ -75,7 +75,6 @@ class Snapshot:
         return dataclasses.replace(state, **placed)
 
     def with_learned_parts(self, state: TrainState, mesh: Any) -> TrainState:
-        """Replaces the networks, the optimizer and the statistics of `state` by those of the snapshot."""
         placed = {name: sharding.place(self._parts[name], mesh, getattr(SPECS, name)) for name in _LEARNED}
         return dataclasses.replace(state, **placed)
 

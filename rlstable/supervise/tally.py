@@ -46,16 +46,9 @@ class Tally:
         step: int,
         kept: bool = True,
     ) -> None:
-        """Counts an iteration.
+        """Counts an iteration, whose state is `kept` unless a state guard rejects it; `step` includes its steps.
 
-        Args:
-            values: Metrics by name.
-            trips: Trips by guard and cause; only guards that tripped.
-            transitions: Collected transitions.
-            minibatches: Attempted updates.
-            update_guards: Names of the guards that reject updates.
-            step: Environment steps trained, with this iteration.
-            kept: Whether the state after the iteration is kept; a state guard may reject it.
+        `trips` has only guards that tripped, `update_guards` the names of those that reject updates.
         """
         learned = values["training/accepted_share"] > 0
         if learned and kept:
@@ -143,7 +136,6 @@ class SignMemory:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> SignMemory:
-        """Reads the memory in a checkpoint."""
         records = {name: SignRecord(**record) for name, record in saved.get("records", {}).items()}
         return cls(**saved | {"records": records})
 
@@ -152,7 +144,6 @@ class SignMemory:
         self.records.setdefault(name, SignRecord()).log(step, text)
 
     def add_training(self, mean_return: float, length: float) -> None:
-        """Records the mean return and length of the episodes that ended in an iteration."""
         difference = mean_return - (mean_return if self.training_return is None else self.training_return)
         self.training_return = mean_return - (1.0 - _RATE) * difference
         self.training_variance = (1.0 - _RATE) * (self.training_variance + _RATE * difference**2)
@@ -160,7 +151,6 @@ class SignMemory:
         self._extend_range(self.training_return)
 
     def add_evaluation(self, value: float) -> None:
-        """Records the mean return of an evaluation."""
         if self.first_return is None:
             self.first_return = value
         if self.best_return is None or self.first_return >= self.best_return:
