@@ -84,15 +84,6 @@ def test_cached_program_is_not_traced_again_and_computes_the_same(kept: TraceCac
     assert len(files(folder)) == 1
 
 
-def test_cached_program_is_found_by_name_and_origin_only(kept: TraceCache, folder: Path) -> None:
-    kept.build("doubled", jax.jit(doubled), arguments).result()
-    others = TraceCache(folder, "another", mesh(1), SINGLE)
-    for programs, name in ((kept, "another"), (others, "doubled")):
-        assert programs.outputs(name) is None
-        with pytest.raises(AssertionError, match="it is traced"):
-            programs.build(name, jax.jit(doubled), refuse)
-
-
 def test_donated_arguments_of_a_cached_program_are_deleted(kept: TraceCache) -> None:
     for _ in range(2):  # traced, then read from the cache
         program = kept.build("plus", jax.jit(lambda x: x + 1), lambda: (jnp.ones(1000),), donates=True).result()

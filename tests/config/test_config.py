@@ -351,7 +351,7 @@ def test_fault_value_may_be_any_number_or_its_name(value):
     assert math.isnan(load(with_values({"fault.site": "reward"})).fault.number)
 
 
-# --- spelling of Brax, immutability
+# --- spelling of Brax
 
 
 def test_normalizer_update_order_defaults_to_that_of_brax():

@@ -235,14 +235,6 @@ def test_evaluations_of_a_user_environment_play_at_most_a_quarter_of_the_trainin
     assert load("env=import", "env.name=my:Env", *words).eval.num_envs == episodes
 
 
-def test_every_key_can_be_overridden_without_a_plus() -> None:
-    for name in ENVS:
-        composed = compose(f"env={name}", ANYWHERE)
-        assert model_keys(typed.EnvConfig) == flat_keys(composed["env"])
-        for group, model in SECTIONS.items():
-            assert flat_keys(composed[group]) == model_keys(model)
-
-
 def test_guards_off_disables_every_guard_and_strict_is_stricter() -> None:
     off, default, strict = (load(f"guards={name}").guards for name in ("off", "default", "strict"))
     guards = [name for name in guard_config.GuardsConfig.model_fields if name != "limiters"]
