@@ -137,7 +137,7 @@ def machine_of(environment: Mapping[str, str]) -> dict[str, str]:
     """Facts about this machine, a line each, with those of the environment variables that change results."""
     first = jax.devices()[0]
     kind = "" if first.device_kind == first.platform else f" ({first.device_kind})"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = machine.share_of_cores(1)
     settings = ", ".join(f"{name}={environment[name]}" for name in _VARIABLES if name in environment)
     return {
         "device": f"{jax.device_count()} x {first.platform}{kind}",

@@ -71,15 +71,16 @@ def place(array: np.ndarray, like: Any) -> Any:
     sharding = like.sharding
     if sharding is not None and not sharding.is_fully_addressable:  # each process puts its own shards
         own = jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
-        return jax.random.wrap_key_data(own, impl=_implementation(like)) if is_key(like) else own
+        return jax.random.wrap_key_data(own, impl=implementation(like)) if is_key(like) else own
     value: Any = array
     if is_key(like):
-        value = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=_implementation(like))
+        value = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=implementation(like))
     committed = like.committed if isinstance(like, jax.Array) else like.sharding is not None
     return jax.device_put(value, like.sharding if committed else None)
 
 
-def _implementation(like: Any) -> Any:
+def implementation(like: Any) -> Any:
+    """The implementation of a typed random key."""
     implementations: list[Any] = []
     struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
     jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), struct)

@@ -16,6 +16,7 @@ from rlstable.io.jsonl import to_json
 
 Metrics = Mapping[str, float | int | None]
 OnEvent = Callable[[str, dict[str, Any]], None]
+_TIMEOUT = 60.0  # seconds for the start and the end of a W&B run
 
 
 class TensorBoard:
@@ -66,7 +67,6 @@ class Wandb:
         run_config: Mapping[str, Any],
         run_id: str | None = None,
         on_event: OnEvent | None = None,
-        timeout: float = 60.0,
     ):
         self.run_id = run_id
         self.url: str | None = None
@@ -76,7 +76,7 @@ class Wandb:
         if config.mode == "disabled":
             return
         try:
-            self._run = _start_wandb(config, Path(run_dir), run_config, run_id, timeout)
+            self._run = _start_wandb(config, Path(run_dir), run_config, run_id)
             self.run_id = str(self._run.id)
             self.url = getattr(self._run, "url", None)
             self._last_step = int(self._run.step or 0)
@@ -103,15 +103,13 @@ class Wandb:
             self._run.log(values, step=self._last_step)
 
 
-def _start_wandb(
-    config: WandbConfig, run_dir: Path, run_config: Mapping[str, Any], run_id: str | None, timeout: float
-) -> Any:
+def _start_wandb(config: WandbConfig, run_dir: Path, run_config: Mapping[str, Any], run_id: str | None) -> Any:
     import wandb
 
     subfolder(run_dir, "wandb")
-    settings: dict[str, Any] = {"init_timeout": timeout, "silent": True, "console": "off"}
+    settings: dict[str, Any] = {"init_timeout": _TIMEOUT, "silent": True, "console": "off"}
     if "finish_timeout" in getattr(wandb.Settings, "model_fields", ()):  # not in every supported version
-        settings["finish_timeout"] = timeout
+        settings["finish_timeout"] = _TIMEOUT
     return wandb.init(
         **config.model_dump(),
         dir=str(run_dir),

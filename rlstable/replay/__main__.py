@@ -23,10 +23,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _arguments(argv)
     with command.working():
         from rlstable.io.private_folder import require_trust
-        from rlstable.supervise.incident import read
+        from rlstable.supervise.incident import FACTS, read
 
         incident = read(args.incident)
-        require_trust(incident.facts_file, incident.config, args.trust, "--trust")
+        require_trust(incident.folder / FACTS, incident.config, args.trust, "--trust")
         from rlstable.replay.engines import step_again
         from rlstable.replay.report import as_data, compare
 

@@ -22,7 +22,7 @@ from rlstable.envs.mujoco_model import model_of, physics_steps
 from rlstable.envs.randomized import MODEL
 from rlstable.envs.vector import VectorEnv, without_first_state
 from rlstable.faults import PROBES
-from rlstable.io.arrays import describe, is_key
+from rlstable.io.arrays import describe, implementation, is_key
 from rlstable.supervise.bad_values import BadNumber, find_bad_numbers, group
 from rlstable.supervise.incident import Incident, limits_of
 
@@ -194,9 +194,7 @@ def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray
 def _as(array: np.ndarray, like: Any) -> jax.Array:
     if not is_key(like):
         return jnp.asarray(array, like.dtype)
-    implementation: list[Any] = []
-    jax.eval_shape(lambda key: implementation.append(jax.random.key_impl(key)), like)
-    return jax.random.wrap_key_data(jnp.asarray(array), impl=implementation[0])
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=implementation(like))
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:

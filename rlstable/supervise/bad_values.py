@@ -16,7 +16,6 @@ from rlstable.guards.base import GREATEST_NORM
 from rlstable.guards.env import ACCELERATIONS, COORDINATES
 
 Arrays = Mapping[str, np.ndarray]
-NOT_FINITE = "not finite"
 _PHYSICS = ("pipeline_state", "data")
 _GROUPS = ("action", "physics", "obs", "reward", "done", "metrics", "info")
 # Physics in the order of causes: forces, then motion, then derived values.
@@ -93,7 +92,7 @@ def _limit(name: str, limits: QuarantineConfig) -> tuple[float | None, str]:
 
 def _first_bad(name: str, array: np.ndarray, limit: float | None, key: str) -> BadNumber | None:
     wrong = ~np.isfinite(array)
-    why = NOT_FINITE
+    why = "not finite"
     if not wrong.any() and limit is not None:
         wrong, why = ~(np.abs(array) <= limit), f"beyond {key}{limit:g}"
     if not wrong.any():

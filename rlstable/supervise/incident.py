@@ -27,7 +27,7 @@ from rlstable.ppo.state import Slot
 from rlstable.supervise.bad_values import find_bad_numbers
 from rlstable.supervise.stop_reasons import command
 
-_FACTS, _ARRAYS = "incident.json", "arrays.npz"
+FACTS, _ARRAYS = "incident.json", "arrays.npz"
 _MOST_BAD = 20  # bad numbers in the JSON
 _NO_LIMITS = dict.fromkeys(name for name in QuarantineConfig.model_fields if name != "enabled")
 
@@ -47,10 +47,6 @@ class Incident(NamedTuple):
     facts: dict[str, Any]
     arrays: dict[str, np.ndarray]
     config: Config
-
-    @property
-    def facts_file(self) -> Path:
-        return self.folder / _FACTS
 
     def part(self, name: str) -> dict[str, np.ndarray]:
         """The arrays with the prefix `before` or `after`, by their names without the prefix."""
@@ -163,7 +159,7 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o755, parents=True)
         write_atomically(part / _ARRAYS, npz.getvalue())
-        write_atomically(part / _FACTS, text)
+        write_atomically(part / FACTS, text)
         os.replace(part, folder)
     except OSError:
         with contextlib.suppress(OSError):
@@ -179,7 +175,7 @@ def read(folder: Path) -> Incident:
         ConfigError: The incident is missing or damaged, or another version of rlstable wrote it.
     """
     try:
-        facts = read_json(folder / _FACTS)
+        facts = read_json(folder / FACTS)
         # The checksums of the npz are checked. Without pickle, reading it runs no code.
         with np.load(io.BytesIO(read_file(folder / _ARRAYS)), allow_pickle=False) as arrays:
             return Incident(folder, facts, dict(arrays), load(facts["config"]))
