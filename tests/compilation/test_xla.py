@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from quick_compile import quickly
+from saved import events
 from toys import mesh, tiny_config
 
 from rlstable.cli.compose import compose
@@ -52,9 +52,8 @@ def test_run_logs_the_options_that_were_left_out(
     unknown_option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     TrainingLoop(tiny_config(total_steps=64, eval={"num_evals": 0}), tmp_path).run()
-    lines = (tmp_path / "events.jsonl").read_text().splitlines()
-    events = [event for event in map(json.loads, lines) if event["kind"] == "compiler_options_unknown"]
-    assert len(events) == 1 and unknown_option in events[0]["options"]
+    [event] = events(tmp_path, "compiler_options_unknown")
+    assert unknown_option in event["options"]
     assert "! step 0  compiler_options_unknown" not in capsys.readouterr().out
 
 
@@ -174,7 +173,7 @@ def test_cache_folder_that_cannot_be_created_is_logged_and_the_run_starts(cache:
     assert said is not None and "Not a directory" in said
     run = TrainingLoop(tiny_config(logging={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
     run.close()
-    assert '"compile_cache_unusable"' in (tmp_path / "run" / "events.jsonl").read_text()
+    assert events(tmp_path / "run", "compile_cache_unusable")
 
 
 def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(
@@ -188,8 +187,7 @@ def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(
     assert "set compile_cache to a folder that only you can write" in said
     assert program_cache_folder() is None
     TrainingLoop(tiny_config(logging={"console": "plain"}, compile_cache=str(shared)), tmp_path / "run").close()
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert [event["error"] for event in events if event["kind"] == "compile_cache_unusable"] == [said]
+    assert [event["error"] for event in events(tmp_path / "run", "compile_cache_unusable")] == [said]
     assert capsys.readouterr().out.count("compile_cache_unusable") == 1
     assert program_cache_folder() is None
 

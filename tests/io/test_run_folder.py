@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from saved import events, rows
 from toys import tiny_config
 
 from rlstable.config import Config, ConfigError
@@ -40,11 +40,6 @@ def quick(iterations: int = 3, **sections: Any) -> Config:
         "checkpoint": {"every": 1, "keep": 3},
     }
     return tiny_config(**defaults | sections)
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in ("step", "time")} for line in lines]
 
 
 @pytest.fixture
@@ -152,11 +147,10 @@ def test_run_with_a_damaged_newest_checkpoint_resumes_from_the_one_before(finish
     resumed.run()
     damaged, went_on = events(finished)[1:3]
     assert (damaged["kind"], damaged["iteration"]) == ("checkpoint_damaged", 3)
-    assert went_on == {"kind": "resumed", "iteration": 2, "version": versions()["rlstable"]}
+    assert went_on == {"step": 2 * ITERATION, "kind": "resumed", "iteration": 2, "version": versions()["rlstable"]}
     for ours, theirs in zip(jax.tree.leaves(resumed.single.state), jax.tree.leaves(whole.single.state), strict=True):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
-    rows = [json.loads(line)["step"] for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    assert rows == [n * ITERATION for n in range(1, 6)]
+    assert [row["step"] for row in rows(finished)] == [n * ITERATION for n in range(1, 6)]
     assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == ["3", "3.damaged", "4", "5"]
 
 
@@ -173,13 +167,12 @@ def test_resumed_run_logs_changed_versions(finished: Path, monkeypatch: pytest.M
     saved = load_policy(finished, "latest").host["versions"]
     assert saved == {**versions(), "device": "cpu"}
     TrainingLoop(quick(4, resume="auto"), finished).run()
-    assert "versions_changed" not in [event["kind"] for event in events(finished)]
+    assert events(finished, "versions_changed") == []
     changed = {**versions(), "jax": "99.0", "python": "4.0"}
     monkeypatch.setattr("rlstable.runner.programs.versions", lambda: changed)
     TrainingLoop(quick(5, resume="auto"), finished).run()
-    [event] = [event for event in events(finished) if event["kind"] == "versions_changed"]
-    assert event == {
-        "kind": "versions_changed",
+    [event] = events(finished, "versions_changed")
+    assert {key: event[key] for key in event.keys() - {"step", "kind"}} == {
         "python": f"{saved['python']} -> 4.0",
         "jax": f"{saved['jax']} -> 99.0",
     }
