@@ -31,7 +31,6 @@ class Footprint:
     outputs: int
     aliased: int  # outputs that reuse donated arguments; counted in `arguments` and in `outputs`
     temporary: int
-    code: int  # the program itself; 0 if the device does not report it
 
     @property
     def peak(self) -> int:
@@ -50,7 +49,6 @@ def footprint(compiled: Any) -> Footprint | None:
         outputs=stats.output_size_in_bytes,
         aliased=stats.alias_size_in_bytes,
         temporary=stats.temp_size_in_bytes,
-        code=stats.generated_code_size_in_bytes,
     )
 
 

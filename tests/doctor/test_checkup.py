@@ -19,7 +19,7 @@ from rlstable.supervise.memory import Footprint
 
 MACHINE = {"device": "1 x gpu (NVIDIA H100)", "nvidia-smi": "NVIDIA H100"}
 FLOAT32, TF32 = Accuracy(2.6e-7, 2.8e-8, 21.0), Accuracy(2e-4, 3e-5, 11.0)
-FOOTPRINT = Footprint(arguments=10, outputs=12, aliased=10, temporary=88, code=0)
+FOOTPRINT = Footprint(arguments=10, outputs=12, aliased=10, temporary=88)
 
 
 def usage(limit: int | None, allowed: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Memory:

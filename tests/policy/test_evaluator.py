@@ -80,9 +80,7 @@ def test_program_beyond_the_memory_limit_is_divided_before_it_runs(
 ) -> None:
     """A host without memory kills the process instead of refusing memory; every episode needs 100 bytes here."""
     own = Refusing(8, 8, limit=limit)
-    monkeypatch.setattr(
-        memory, "footprint", lambda program: Footprint(0, 0, 0, 100 * own._episode_numbers().shape[1], 0)
-    )
+    monkeypatch.setattr(memory, "footprint", lambda program: Footprint(0, 0, 0, 100 * own._episode_numbers().shape[1]))
     own.evaluate(POLICY)
     assert own.told == [("evaluation_divided", {"passes": passes})] * (passes > 1)
 

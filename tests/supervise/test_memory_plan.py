@@ -58,7 +58,7 @@ def program(peak: float, seed_devices: SeedDevices | None = None) -> Any:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    monkeypatch.setattr(memory, "footprint", lambda it: Footprint(it.peak, 0, 0, 0, 0))
+    monkeypatch.setattr(memory, "footprint", lambda it: Footprint(it.peak, 0, 0, 0))
     return []
 
 
