@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import json
-import os
-import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -144,27 +141,18 @@ class Incidents:
 
 
 def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Path:
-    """Writes an incident completely or not at all; a run that was killed and resumed keeps the existing one.
+    """Writes an incident; a run that was killed and resumed keeps the existing one.
 
-    Raises:
-        OSError: The incident cannot be written; no partial files stay.
+    The facts are written last: without them a folder is no incident.
     """
-    if folder.exists():
+    if (folder / FACTS).exists():
         return folder
     npz = io.BytesIO()
     np.savez_compressed(npz, **arrays)  # type: ignore[arg-type]
     text = json.dumps(to_json({"replay": command("replay", folder), **facts}), indent=2, allow_nan=False)
-    part = subfolder(folder.parent.parent, folder.parent.name) / f".{folder.name}.part"
-    try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(mode=0o755, parents=True)
-        write_atomically(part / _ARRAYS, npz.getvalue())
-        write_atomically(part / FACTS, text)
-        os.replace(part, folder)
-    except OSError:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(part, ignore_errors=True)
-        raise
+    subfolder(subfolder(folder.parent.parent, folder.parent.name), folder.name)
+    write_atomically(folder / _ARRAYS, npz.getvalue())
+    write_atomically(folder / FACTS, text)
     return folder
 
 

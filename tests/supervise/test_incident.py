@@ -45,23 +45,13 @@ def test_existing_incident_is_not_overwritten(tmp_path: Path) -> None:
     assert (written(tmp_path, causes=["another"]) / "incident.json").read_bytes() == first
 
 
-@pytest.mark.parametrize("when", ["arrays.npz", "rename"])
-def test_full_disk_leaves_no_partial_incident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    target = "rlstable.supervise.incident.write_atomically" if when == "arrays.npz" else "os.replace"
-    monkeypatch.setattr(target, full)
-    with pytest.raises(OSError, match="No space left"):
-        written(tmp_path)
-    assert list((tmp_path / "incidents").iterdir()) == []
-
-
-def test_partial_incident_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "incidents" / ".3-1.part").mkdir(parents=True)
-    (tmp_path / "incidents" / ".3-1.part" / "arrays.npz").write_bytes(b"torn")
+def test_incident_that_a_full_disk_or_a_kill_has_cut_is_none_and_is_written_again(tmp_path: Path) -> None:
+    folder = tmp_path / "incidents" / "3-1"
+    folder.mkdir(parents=True)
+    (folder / "arrays.npz").write_bytes(b"torn")
+    with pytest.raises(ConfigError, match=r"3-1: is no incident, it has no incident\.json"):
+        read(folder)
     assert len(read(written(tmp_path)).arrays) == len(ARRAYS)
-    assert [path.name for path in (tmp_path / "incidents").iterdir()] == ["3-1"]
 
 
 def _cut(name: str) -> Any:
