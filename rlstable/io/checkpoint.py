@@ -33,7 +33,6 @@ from rlstable.io.store import (
     finite,
     first_readable,
     items_of,
-    keep_damaged,
     open_manager,
     ranked,
     read_arrays,
@@ -259,9 +258,10 @@ class Checkpoints:
         self._event("checkpoint_saved_again", iteration=number, failures=failures)
 
     def _keep_damaged(self, steps: list[int]) -> None:
+        """Renames damaged checkpoints, so that they are not restored but can still be examined."""
         for step in steps:
             try:
-                keep_damaged(self.directory, step)
+                (self.directory / str(step)).rename(self.directory / f"{step}.damaged")
             except OSError as error:
                 raise ConfigError(
                     f"{self.directory / str(step)}: is damaged and cannot be renamed ({one_line(error)}); "

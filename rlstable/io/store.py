@@ -26,7 +26,6 @@ from rlstable.io.files import below, one_line
 from rlstable.io.manifest import Damaged, Manifest
 
 RETIRED = ".retired"
-_DAMAGED = ".damaged"
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
@@ -238,15 +237,6 @@ def require_step(folder: Path, steps: list[int], iteration: int) -> None:
     if steps and iteration not in steps:
         listed = ", ".join(map(str, steps))
         raise ConfigError(f"{folder}: no checkpoint {iteration} here; choose best, latest or one of {listed}")
-
-
-def keep_damaged(directory: Path, step: int) -> None:
-    """Renames a damaged checkpoint, so that it is not restored but can still be examined."""
-    name, n = f"{step}{_DAMAGED}", 1
-    while (directory / name).exists():
-        n += 1
-        name = f"{step}{_DAMAGED}-{n}"
-    (directory / str(step)).rename(directory / name)
 
 
 def require_no_links(directory: Path) -> None:
