@@ -34,7 +34,6 @@ class Signals:
             signal end the process at once. Otherwise the second signal goes to the previous handler.
 
     Attributes:
-        owns_process: As the argument.
         received: Number of the first signal; None before it.
         announce: Called with the number of the first signal at once, possibly by another thread.
     """

@@ -135,13 +135,9 @@ class Snapshots:
         return saved, {name: origin for name, (_, origin) in by_name.items()}
 
     def load(self, saved: SavedState, iteration: int, origins: Origins, **tuning: Any) -> TrainState:
-        """Loads the result of `save` and returns the training state.
+        """Loads a checkpoint in the shape of `template` and returns the training state.
 
-        Args:
-            saved: A checkpoint, in the shape of `template`.
-            iteration: Iteration of the checkpoint.
-            origins: Origins of the snapshots; a snapshot without an origin stays empty.
-            **tuning: Numbers of `Tuning` that the configuration has changed.
+        A snapshot without an origin stays empty. `tuning` has the numbers of `Tuning` that the configuration changed.
         """
         state = TrainState(**_fields(saved))
         for name, snapshot in self._by_name.items():
