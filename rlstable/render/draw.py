@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import imageio_ffmpeg
 import mujoco
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -17,7 +18,6 @@ from rlstable.render.framing import VIEW_ANGLE, Framing, frame_episode
 from rlstable.render.scene import is_floor, poses
 
 _FRAMES_PER_SECOND = 30
-_GIF_FRAMES_PER_SECOND = 10
 # The colours of the page of episodes.
 _FLOOR, _WALL, _GRID = (0.93, 0.945, 0.96, 1), (0.93, 0.945, 0.96, 1), (0.84, 0.86, 0.88, 1)
 _CELLS = 12  # of the grid around the robot, to each side
@@ -30,30 +30,19 @@ def main(folder: Path) -> None:
     model = mujoco.MjModel.from_binary_path(str(folder / "model.mjb"))
     with np.load(folder / "episode.npz") as saved:
         episode = dict(saved)
-    (width, height), path = map(int, episode["size"]), folder / str(episode["film"])
-    if path.suffix == ".gif":
-        _write_gif(path, frames(model, episode, width, height, _GIF_FRAMES_PER_SECOND))
-    else:
-        _write_mp4(path, frames(model, episode, width, height), (width, height))
-
-
-def _write_mp4(path: Path, pictures: Iterator[np.ndarray], size: tuple[int, int]) -> None:
-    import imageio_ffmpeg
-
+    width, height = map(int, episode["size"])
     writer = imageio_ffmpeg.write_frames(
-        str(path), size, fps=_FRAMES_PER_SECOND, macro_block_size=2, quality=8, ffmpeg_log_level="error"
+        str(folder / "film.mp4"),
+        (width, height),
+        fps=_FRAMES_PER_SECOND,
+        macro_block_size=2,
+        quality=8,
+        ffmpeg_log_level="error",
     )
     _encode(writer.send, None)
-    for frame in pictures:
+    for frame in frames(model, episode, width, height):
         _encode(writer.send, np.ascontiguousarray(frame))
     _encode(writer.close)
-
-
-def _write_gif(path: Path, pictures: Iterator[np.ndarray]) -> None:
-    os.nice(10)  # a training run draws it, and comes first
-    first = Image.fromarray(next(pictures)).quantize(128)
-    rest = (Image.fromarray(frame).quantize(palette=first, dither=Image.Dither.NONE) for frame in pictures)
-    first.save(path, save_all=True, append_images=rest, duration=1000 // _GIF_FRAMES_PER_SECOND, loop=0)
 
 
 def _encode(step: Callable[..., Any], *args: Any) -> None:
@@ -65,22 +54,20 @@ def _encode(step: Callable[..., Any], *args: Any) -> None:
         sys.exit(os.EX_IOERR)
 
 
-def frames(
-    model: Any, episode: dict[str, Any], width: int, height: int, rate: int = _FRAMES_PER_SECOND
-) -> Iterator[np.ndarray]:
+def frames(model: Any, episode: dict[str, Any], width: int, height: int) -> Iterator[np.ndarray]:
     """The frames of an episode in real time, `[height, width, 3]` each; the last frame repeats for a second."""
     rewards, seconds = episode["rewards"], float(episode["seconds"])
     bodies = poses(model, episode["positions"])
     framing = frame_episode(model, bodies, seconds)
-    count = int(np.ceil((len(bodies) - 1) * seconds * rate)) + 1
-    steps = np.minimum((np.arange(count) / rate / seconds).astype(int), len(bodies) - 1)
+    count = int(np.ceil((len(bodies) - 1) * seconds * _FRAMES_PER_SECOND)) + 1
+    steps = np.minimum((np.arange(count) / _FRAMES_PER_SECOND / seconds).astype(int), len(bodies) - 1)
     overlay = Overlay(str(episode["title"]), rewards, seconds, bool(episode["aborted"]), height)
     with contextlib.closing(Painter(model, framing, width, height)) as painter:
         frame = np.zeros((height, width, 3), np.uint8)
         for step in [*steps, len(bodies) - 1]:
             frame = overlay.draw(painter.paint(episode["positions"][step], framing.targets[step]), int(step))
             yield frame
-        for _ in range(rate):
+        for _ in range(_FRAMES_PER_SECOND):
             yield frame
 
 

@@ -26,26 +26,30 @@ _OPENGL_BACKENDS = ("egl", "osmesa")  # a driver without a display, then softwar
 
 
 def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, width: int, height: int) -> None:
-    """Draws an episode and writes it as a film in real time: mp4, or a GIF with fewer frames if the file is a `.gif`.
+    """Draws an episode and writes it as an mp4 film in real time.
 
     `width` and `height` are even numbers of pixels. Raises `ConfigError`, and writes no file, if OpenGL or ffmpeg is
     missing or does not work.
     """
-    require_packages("PIL") if path.suffix == ".gif" else require_ffmpeg()
+    require_ffmpeg()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mujoco.mj_saveModel(recorded.model, str(folder / "model.mjb"))
         arrays: dict[str, Any] = {"positions": recording.positions, "rewards": recording.rewards}
         arrays |= {"aborted": recording.aborted, "title": f"{recorded.title}, {recording.name}"}
-        arrays |= {"seconds": recorded.seconds, "size": (width, height), "film": f"film{path.suffix}"}
+        arrays |= {"seconds": recorded.seconds, "size": (width, height)}
         np.savez(folder / "episode.npz", **arrays)
         _draw(folder, _LEAST_SECONDS + _SECONDS_PER_SECOND * recorded.seconds * len(recording.rewards))
-        write_atomically(path, (folder / f"film{path.suffix}").read_bytes())
+        write_atomically(path, (folder / "film.mp4").read_bytes())
 
 
 def require_ffmpeg() -> None:
     """Raises `ConfigError` if films cannot be encoded."""
-    require_packages("imageio_ffmpeg", "PIL")
+    for package in ("imageio_ffmpeg", "PIL"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"format: a film needs {package}, which is not installed; {install('render')}, or choose format=html"
+            )
     import imageio_ffmpeg
 
     try:
@@ -55,15 +59,6 @@ def require_ffmpeg() -> None:
             "format: mp4 needs ffmpeg, and imageio-ffmpeg has none for this machine; apt-get install ffmpeg, or choose "
             "format=html"
         ) from error
-
-
-def require_packages(*packages: str) -> None:
-    """Raises `ConfigError` if one of the packages of the extra `render` is not installed."""
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"format: a film needs {package}, which is not installed; {install('render')}, or choose format=html"
-            )
 
 
 def _draw(folder: Path, most_seconds: float) -> None:
