@@ -19,7 +19,6 @@ from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_f
 # Names in Brax's engines and in MuJoCo.
 COORDINATES = ("q", "qd", "qpos", "qvel")
 ACCELERATIONS = ("qacc", "qacc_warmstart", "qdd")
-_OVERFLOW = 1e9  # a lower limit is a choice for a task, and finite numbers may exceed it
 
 
 class EnvContext(NamedTuple):
@@ -79,12 +78,6 @@ class Quarantine(Guard):
     max_other_norm: float | None = None
 
     causes: ClassVar[tuple[str, ...]] = ("action", "physics", "observation", "reward", "done", "metrics", "info")
-
-    @property
-    def causes_of_overflow(self) -> tuple[str, ...]:
-        """The causes that healthy numbers in other units do not have, because the limit is far beyond any task."""
-        tasks = {"physics": self.max_abs_state, "observation": self.max_abs_observation, "reward": self.max_abs_reward}
-        return tuple(cause for cause in self.causes if (tasks.get(cause) or _OVERFLOW) >= _OVERFLOW)
 
     def apply(self, ctx: EnvContext, state: GuardState) -> Verdict:
         """Checks every environment. Leaves the value unchanged: `VectorEnv` replaces bad environments."""
