@@ -39,10 +39,6 @@ class Normal:
         """The action that takes effect in the environment: Brax environments clip actions to [-1, 1]."""
         return jnp.clip(raw, -1.0, 1.0)
 
-    def mode(self) -> jax.Array:
-        """The deterministic action."""
-        return self.action(self.loc)
-
     def log_prob(self, raw: jax.Array) -> jax.Array:
         """Log-density of `raw` under the Gaussian, `[...]`, without the Jacobian of the squashing."""
         unnormalized = -0.5 * jnp.square(raw / self.scale - self.loc / self.scale)
