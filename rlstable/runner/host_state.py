@@ -160,14 +160,10 @@ class Schedule:
         step = self.host.step
         return self._crossed(step, step + self.config.env_steps_per_iteration, self.config.eval.num_evals)
 
-    @property
-    def records_next(self) -> bool:
-        """Whether a recording is due after the next iteration, if its state is good."""
-        return self._records(self.host.step, self.host.step + self.config.env_steps_per_iteration)
-
-    def records(self, before: int) -> bool:
-        """Whether an evaluation after this iteration, which began at the step `before`, has its policy recorded."""
-        return self._records(before, self.host.step)
+    def records(self, before: int, after: int) -> bool:
+        """Whether a recording is due after an iteration between two steps, if its state is good."""
+        every = self.config.render.every
+        return every > 0 and self._crossed(before, after, self.config.eval.num_evals, every)
 
     def resets(self, before: int) -> bool:
         """Whether Brax's `num_resets_per_eval` asks for a reset after this iteration, which began at `before`."""
@@ -190,10 +186,6 @@ class Schedule:
         every = self.config.logging.log_every
         doublings = max(self.host.iteration - 1, 0) // (every * ROWS)
         return self.host.iteration % (every << doublings.bit_length()) == 0
-
-    def _records(self, before: int, after: int) -> bool:
-        every = self.config.render.every
-        return every > 0 and self._crossed(before, after, self.config.eval.num_evals, every)
 
     def _crossed(self, before: int, after: int, times: int, every: int = 1) -> bool:
         """Whether one of `times` equal parts of the run ended between two steps; of the parts, only each `every`th."""

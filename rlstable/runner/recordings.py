@@ -30,14 +30,15 @@ class Recordings:
         Between the iteration and the steps due after it, a signal during the compilation could not save the state.
         """
         for seed in seeds:
-            if seed.schedule.records_next and not self._failed:
+            step = seed.host.step
+            if seed.schedule.records(step, step + seed.config.env_steps_per_iteration) and not self._failed:
                 with self._reporting(seed):
                     seed.programs.recorder(seed.host).prepare(*_policy(seed))
 
     def record(self, seeds: Iterable[Seed]) -> None:
         """Records the present policies of those seeds, which have just been evaluated, for which that is due."""
         for seed in seeds:
-            if seed.schedule.records(seed.step_before) and not self._failed:
+            if seed.schedule.records(seed.step_before, seed.host.step) and not self._failed:
                 with self._reporting(seed):
                     self._record(seed)
 

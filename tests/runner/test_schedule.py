@@ -64,7 +64,7 @@ def test_recordings_come_after_every_nth_evaluation(every: int, step: int, due: 
     own = schedule(host, total_steps=100, eval={"num_evals": 4}, render={"every": every})
     found = []
     for host.step in range(step, 100 + step, step):
-        found += [host.step] * own.records(host.step - step)
+        found += [host.step] * own.records(host.step - step, host.step)
     assert found == due
 
 
