@@ -127,10 +127,6 @@ class SeedLog:
             host.best_return = float(value)
         return row
 
-    def _seconds_here(self) -> tuple[float, float]:
-        """Seconds of training and of evaluation in this process."""
-        return self._host.elapsed - self._before[0], self._host.evaluated - self._before[1]
-
     def first_row(self, metrics: Row) -> None:
         """Logs the evaluation of the untrained policy."""
         self._log_row(self.evaluation(metrics))
@@ -150,26 +146,19 @@ class SeedLog:
         step = self._host.logged_step
         self.logbook.log(step, row)
         self.history.append({"step": step, **row})
-        if self._has_callback and hosts.from_writer("callback", lambda: self._call_back(step, row)):
+        call = self._callback
+        if self._has_callback and hosts.from_writer("callback", lambda: call is not None and call(step, row) is True):
             self.stopped_by_callback = True
-
-    def _call_back(self, step: int, row: Row) -> bool:
-        return self._callback is not None and self._callback(step, row) is True
 
     def result(
         self, stop_reason: StopReason, cause: StopReason | None, run_advice: str | None, more: dict[str, Any]
     ) -> dict[str, Any]:
-        """The fields of `result.json`.
+        """The fields of `result.json`; `cause` is that of the last failed iteration.
 
-        Args:
-            stop_reason: Why the run ended.
-            cause: Cause of the last failed iteration, None if none failed.
-            run_advice: Advice of the component that ended the run; None if there is none.
-            more: Fields about the policy that the run hands over, and `unsaved_steps`, if any.
+        `run_advice` is by the component that ended the run, `more` are fields about the policy and `unsaved_steps`.
         """
         self.write_trips()
         host = self._host
-        training, evaluation = self._seconds_here()
         fields: dict[str, Any] = {
             "stop_reason": stop_reason.name,
             "exit_code": stop_reason.exit_code,
@@ -181,8 +170,8 @@ class SeedLog:
             "seconds": round(host.elapsed, 1),
             "wall_seconds": {
                 "total": round(time.perf_counter() - self._opened, 1),
-                "training": round(training, 1),
-                "evaluation": round(evaluation, 1),
+                "training": round(host.elapsed - self._before[0], 1),
+                "evaluation": round(host.evaluated - self._before[1], 1),
             },
             "rollbacks": host.attempts.count,
             "signs": host.signs.logged,

@@ -126,7 +126,7 @@ def _read_host_state(
             f"its environments and random numbers depend on the number; {remedy}"
         )
     host.copy_from(HostState.of(saved["host"]))
-    if _saved_level(saved) != [new["precision"][key] for key in Level._fields]:
+    if any(saved["config"]["precision"][key] != new["precision"][key] for key in Level._fields):
         host.attempts.lower_precision()  # another precision is configured
     if any(value_at(saved["config"], path) != value_at(new, path) for path in _PLANNED_FOR):
         host.plan = MemoryPlan()
@@ -143,11 +143,6 @@ def _template(saved: Mapping[str, Any], programs: Programs, host: HostState, fir
         is_other = saved[name] is not None and saved[name]["iteration"] != saved["host"]["iteration"]
         snapshots[name] = getattr(state, name) | {"tuning": tuning} if is_other else None
     return dataclasses.replace(state, tuning=tuning, incident=None, **snapshots)  # slots are not saved
-
-
-def _saved_level(saved: Mapping[str, Any]) -> list[str]:
-    """The precision level of the saved configuration."""
-    return [saved["config"]["precision"][key] for key in Level._fields]
 
 
 def changes(saved: Mapping[str, Any], config: Config) -> list[tuple[str, Any, Any]]:

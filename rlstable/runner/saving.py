@@ -60,7 +60,7 @@ class Saving:
         self.steps: dict[int, int] = {}
         self._healthy = self._unsaved = False
         self._last_score: float | None = None
-        self._last_good: tuple[int, int] | None = None  # iteration and environment steps
+        self._last_good = 0  # environment steps of the last good state
         self._clock = time.monotonic
         self._saved_at = self._clock()  # or the start of the run
 
@@ -90,7 +90,7 @@ class Saving:
         """Records that the state of the iteration may be saved, if it is good."""
         self._unsaved = self._healthy
         if self._healthy:
-            self._last_good = self.host.iteration, self.host.step
+            self._last_good = self.host.step
 
     def after_iteration(self, state: TrainState, score: float | None, asked: bool) -> bool:
         """Saves a healthy state if that is `asked` or due by count; returns False if the run folder is gone."""
@@ -123,7 +123,7 @@ class Saving:
         host.wandb_run_id = self.log.logbook.wandb_run_id
         saved, origins = self.snapshots.save(state, host.iteration)
         saved = sharding.gathered(dataclasses.replace(saved, incident=None))
-        self._last_good = host.iteration, host.step
+        self._last_good = host.step
         self._last_score, self._unsaved = score, False
         if hosts.is_writer():
             self._write(state, saved, origins, score)
@@ -161,7 +161,7 @@ class Saving:
         if not self.config.checkpoint.enabled or not hosts.is_writer():
             return 0
         self.checkpoints.wait()
-        return self._since_saved()
+        return max(self._last_good - (self.saved_step or 0), 0)
 
     def final_stop_reason(self, stop_reason: StopReason, state: TrainState) -> StopReason:
         """Checks the saved states: returns the stop reason, or `not_saved` if the state that it promises is not saved.
@@ -185,10 +185,10 @@ class Saving:
         """
         if self.gone:
             return StopReason.not_saved
-        if not (self.unsaved_steps() or self._nothing_on_disk):
+        if not self.unsaved_steps() and self._on_disk():
             return stop_reason
         # A job that is queued again after exit code 75 resumes from the newest checkpoint.
-        resumes = stop_reason is StopReason.time_limit and not self._nothing_on_disk
+        resumes = stop_reason is StopReason.time_limit and bool(self._on_disk())
         has_policy = self.checkpoints.best() is not None or resumes
         return stop_reason if has_policy and not self.checkpoints.failing else StopReason.not_saved
 
@@ -198,7 +198,7 @@ class Saving:
         folder = self.checkpoints.directory.parent
         if self.gone:
             return f"The run folder {folder} was deleted, moved or replaced while the run trained; train again."
-        if not self.checkpoints.failing and self._nothing_on_disk:
+        if not self.checkpoints.failing and not self._on_disk():
             return "No state of this run was good, so none was saved; see the events guard_tripped in events.jsonl."
         if not self.checkpoints.failing:
             return "The last states were bad, and no earlier good state was saved; set checkpoint=frequent."
@@ -207,7 +207,7 @@ class Saving:
             remedy = f"Make room on the disk of {folder}, or check its permissions"
         else:
             remedy = f"Mend the cause of the failed save, {one_line(error)}"
-        if self._nothing_on_disk:
+        if not self._on_disk():
             return f"{remedy}; no state of this run is saved, so train again."
         return f"{remedy}; then {command('train', folder, 'resume=')} trains the unsaved steps again."
 
@@ -217,18 +217,8 @@ class Saving:
         newest = max(self._on_disk(), default=None)
         return None if newest is None else self.steps.get(newest, 0)
 
-    @property
-    def _nothing_on_disk(self) -> bool:
-        return not self._on_disk()
-
     def _on_disk(self) -> list[int]:
         return [] if self.gone else self.checkpoints.on_disk()
-
-    def _since_saved(self) -> int:
-        """Environment steps from the newest checkpoint on disk to the last good state."""
-        if self._last_good is None:
-            return 0
-        return max(self._last_good[1] - (self.saved_step or 0), 0)
 
 
 def finite(policy: Mapping[str, Any]) -> bool:
