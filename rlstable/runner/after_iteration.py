@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from rlstable.device.precision import Level
 from rlstable.io.run_folder import forget_result
 from rlstable.ppo.state import SPECS, Metrics, Slot, TrainState
 from rlstable.runner.decision import Action, Decision, cause_of, decide
-from rlstable.runner.programs import Key
 from rlstable.runner.result import Row
 from rlstable.runner.seed import Seed
 from rlstable.supervise import remedies
@@ -64,15 +62,8 @@ def finish_iteration(
 ) -> StopReason | None:
     """Finishes an iteration after `record_iteration`: logs, decides, applies the decision and saves.
 
-    Args:
-        seed: The seed.
-        metrics: Metrics of the iteration, on the host.
-        evaluation: Metrics of the present policy; empty if it was not evaluated.
-        requested_stop: Stop reason that a signal or the clock requests.
-        saves: Whether to save the state if it is good, whatever the count of iterations.
-
-    Returns:
-        The stop reason if the seed ends after this iteration, else None.
+    The evaluation is empty if the policy was not evaluated. `saves` asks to save a good state, whatever the count of
+    iterations. Returns the stop reason if the seed ends after this iteration, else None.
     """
     row = seed.log.evaluation(evaluation) if evaluation else {}
     cause = cause_of(metrics, seed.host, seed.config, seed.return_check.collapsed)
@@ -157,7 +148,7 @@ def _take_back_remedy(seed: Seed, learned: bool) -> None:
         return
     seed.event("remedy_taken_back", remedy=str(remedy), after=seed.host.attempts.stretch)
     if remedy.name == RAISE_PRECISION:
-        _change_level(seed, level, "healthy", functools.partial(seed.keys.between, 2))
+        _change_level(seed, level, "healthy", seed.keys.between(2))
     else:
         seed.state = sharding.place(remedies.take_back(remedy, seed.state), seed.programs.mesh, SPECS)
 
@@ -222,7 +213,7 @@ def roll_back(seed: Seed, decision: Decision) -> None:
     number = plan.attempts.count
     key = jax.random.fold_in(jax.random.fold_in(seed.keys.rollback, good.iteration), 2**31 + number)
     seed.state = _restored(seed, good)
-    _change_level(seed, setup_level, decision.cause.name, lambda: key)
+    _change_level(seed, setup_level, decision.cause.name, key)
     setup = seed.setup
     state = setup.reset_envs_and_pool(seed.state, key)
     if state.fault is not None:
@@ -259,11 +250,11 @@ def _restored(seed: Seed, good: Snapshot) -> TrainState:
     return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, policy_hold=hold, **scales))
 
 
-def _change_level(seed: Seed, before: Level, cause: str, key: Key) -> None:
+def _change_level(seed: Seed, before: Level, cause: str, key: jax.Array) -> None:
     """Converts the state to the present precision level, if that is another one; the key is for its pool."""
     if seed.level != before:
         seed.event("precision_changed", level=str(seed.level), before=str(before), cause=cause)
-        seed.state = seed.programs.converted(seed.host, seed.state, key())
+        seed.state = seed.programs.converted(seed.host, seed.state, key)
 
 
 def _rewind_host(seed: Seed, to: Snapshot) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -34,8 +33,6 @@ from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise.memory_plan import MemoryPlan, MemoryPlanner, is_out_of_memory
 from rlstable.supervise.stop_reasons import StopReason
 
-# Returns a random key. Deriving a key costs more than an iteration that draws nothing should pay.
-Key = Callable[[], jax.Array]
 _CURED_BY_PRECISION = (StopReason.state_not_finite, StopReason.no_update_accepted, StopReason.physics_unstable)
 
 
@@ -225,15 +222,6 @@ class Programs:
             OutOfMemory: There is no smaller plan.
         """
         return self._memory.smaller(host.plan, needed)
-
-    def take_plan(self, host: HostState, state: TrainState, plan: MemoryPlan, key: Key) -> TrainState:
-        """Takes a memory plan; returns the state for it, with fewer environments if the plan has fewer."""
-        before = self.num_envs(host)
-        host.plan = dataclasses.replace(plan)
-        if self.num_envs(host) == before:
-            return state
-        setup = self.setup(host)
-        return setup.convert_state(setup.reset_envs_and_pool(state, key()))
 
     def converted(self, host: HostState, state: TrainState, key: jax.Array) -> TrainState:
         """Converts a state of another precision level to the present one; the key is for its pool of first states."""

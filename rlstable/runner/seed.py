@@ -115,9 +115,11 @@ class Seed:
 
     def take_plan(self, plan: MemoryPlan) -> None:
         """Takes a memory plan of all seeds, with fewer environments if the plan has fewer."""
-        if plan != self.host.plan:
-            key = functools.partial(self.keys.between, 3)
-            self.state = self.programs.take_plan(self.host, self.state, plan, key)
+        before = self.programs.num_envs(self.host)
+        self.host.plan = dataclasses.replace(plan)
+        if self.programs.num_envs(self.host) != before:
+            state = self.setup.reset_envs_and_pool(self.state, self.keys.between(3))
+            self.state = self.setup.convert_state(state)
 
     def needs_own_program(self, reason: str) -> StopReason:
         """The stop reason of a seed that can only continue in a separate program."""
