@@ -32,14 +32,7 @@ def make_networks(config: Config, action_size: int) -> Networks:
 
 
 def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: MoreGuards | None = None) -> PPO:
-    """Builds networks, optimizer and guards of an iteration.
-
-    Args:
-        config: The configuration of the run.
-        env: Vectorised environments with the env site's guards.
-        action_size: Number of action elements.
-        more_guards: Guards in addition to the configured guards, by site and name.
-    """
+    """Builds networks, optimizer and guards of an iteration; `more_guards` are by site and name."""
     more = more_guards or {}
     return PPO(
         config=config,
@@ -95,14 +88,8 @@ def with_environments(
 ) -> TrainState:
     """Puts environments, reset pool, incident slots and tuning into a training state.
 
-    The tuning is data of the state and not a constant of `init_program`, so that changing it compiles nothing.
-
-    Args:
-        state: Result of the program that `init_program` returns.
-        ppo: Algorithm that will train.
-        env_state: First states of the environments, `[num_envs]`.
-        reset_pool: Clean first states to draw from; None if no environment draws.
-        devices: Number of devices that share the environments.
+    The tuning is data of the state and not a constant of `init_program`, so that changing it compiles nothing. The pool
+    is None if no environment draws from it; `devices` share the environments.
     """
     captures = ppo.env.guards and ppo.config.supervise.incident.enabled
     return dataclasses.replace(

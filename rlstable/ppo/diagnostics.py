@@ -19,13 +19,9 @@ _MAX_KL = 1e6  # nats, largest KL of a sample in `training/kl_mean`
 def loss_metrics(
     terms: LossTerms, minibatch: Minibatch, valid_share: jax.Array | None, limits: LimiterConfig
 ) -> dict[str, jax.Array]:
-    """Metrics to average over minibatches and devices.
+    """Metrics of this device's part of a minibatch `[T, B]`, to average over minibatches and devices.
 
-    Args:
-        terms: Terms of the loss on this device's part of a minibatch.
-        minibatch: The samples `[T, B]`.
-        valid_share: `masked.share` of the whole minibatch; None without a mask.
-        limits: Bounds of the limiters.
+    `valid_share` is `masked.share` of the whole minibatch; None without a mask.
     """
     distribution, data = terms.distribution, minibatch.collected
 

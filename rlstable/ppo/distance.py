@@ -58,9 +58,7 @@ def distance(old: ActionMoments, new: ActionMoments) -> jax.Array:
 def sample_cap(limit: jax.Array | float | None) -> jax.Array | float:
     """Largest distance that one sample contributes to a mean.
 
-    A rare state may be hundreds of nats away while the policy as a whole has hardly moved.
-
-    Args:
-        limit: Largest mean distance in nats; None for no limit.
+    A rare state may be hundreds of nats away while the policy as a whole has hardly moved. `limit` is the largest mean
+    distance in nats.
     """
     return _CAP_WITHOUT_LIMIT if limit is None else _CAP_PER_LIMIT * limit

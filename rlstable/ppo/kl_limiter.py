@@ -43,16 +43,8 @@ def check(
 ) -> tuple[jax.Array | bool, jax.Array | None, Tuning]:
     """Decides from the distance in a minibatch whether SGD continues.
 
-    An overshoot stops SGD and shortens later steps. A NaN distance stops SGD and shortens nothing.
-
-    Args:
-        skipped: Minibatches without an update since the policy moved too far, int32; None if the limiter is off.
-        metrics: Metrics of the loss.
-        tuning: Tuning before the minibatch.
-        limit: Largest mean distance in nats; None for no limit.
-
-    Returns:
-        Whether SGD continues, the new `skipped`, and the new tuning.
+    An overshoot stops SGD and shortens later steps. A NaN distance stops SGD and shortens nothing. `skipped` are the
+    minibatches without an update since the policy moved too far, int32. Without a limit, in nats, SGD always continues.
     """
     if skipped is None or limit is None:
         return True, skipped, tuning
@@ -66,17 +58,9 @@ def check(
 def check_iteration(
     skipped: jax.Array, moved: jax.Array, tuning: Tuning, limit: jax.Array | float, minibatches: int
 ) -> tuple[jax.Array, jax.Array, Tuning]:
-    """Decides whether the iteration as a whole moved the policy too far.
+    """Decides whether the iteration as a whole moved the policy too far, by a mean distance in nats.
 
-    Args:
-        skipped: Minibatches without an update since the policy moved too far, int32.
-        moved: Mean distance in nats from the policy that collected the batch to the policy that would collect the next.
-        tuning: Tuning before the decision.
-        limit: Largest mean distance in nats.
-        minibatches: Number of minibatches in the iteration. An undone iteration counts all of them as skipped.
-
-    Returns:
-        Whether the policy moved too far, the new `skipped`, and the new tuning.
+    An undone iteration counts all its minibatches as skipped.
     """
     overshot = ~(moved <= limit)
     first = overshot & (skipped == 0) & jnp.isfinite(moved)
@@ -86,14 +70,7 @@ def check_iteration(
 def close_epoch(skipped: jax.Array | None, start: PyTree, fallback: PyTree, end: PyTree) -> tuple[PyTree, PyTree]:
     """Chooses the state to continue from after an epoch, and the fallback of the next epoch.
 
-    Args:
-        skipped: Minibatches without an update since the policy moved too far, int32; None if the limiter is off.
-        start: State before the epoch.
-        fallback: State to return to if the policy moved too far; None if the limiter is off.
-        end: State after the epoch.
-
-    Returns:
-        The state to continue from, and the next fallback (None if the limiter is off).
+    SGD returns to the fallback if the policy moved too far. Both fallbacks are None if the limiter is off.
     """
     if skipped is None:
         return end, None

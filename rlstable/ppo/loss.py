@@ -163,10 +163,8 @@ def standardize(
 ) -> tuple[jax.Array, jax.Array]:
     """Scales advantages to mean 0 and standard deviation 1 over the valid samples of all devices.
 
-    Without the floor `min_std`, nearly equal advantages would become rounding errors of size 1.
-
-    Returns:
-        The scaled advantages, and their standard deviation before scaling.
+    Without the floor `min_std`, nearly equal advantages would become rounding errors of size 1. The second result is
+    the standard deviation before scaling.
     """
     center, std = masked.mean_and_std(advantages, valid, valid_share)
     return (advantages - center) / (limiters.floor(std, min_std) + _EPSILON), std
@@ -175,11 +173,8 @@ def standardize(
 def quantile_huber(error: jax.Array, kappa: float) -> jax.Array:
     """The quantile Huber loss of each sample, the mean over its quantiles (Dabney et al. 2017, arXiv:1710.10044).
 
-    Brax's form: without the division by kappa of the paper.
-
-    Args:
-        error: Value target minus quantile, `[..., N]`, for quantiles in rising order.
-        kappa: Error beyond which the loss grows linearly.
+    Brax's form: without the division by kappa of the paper. `error` is value target minus quantile, `[..., N]`, for
+    quantiles in rising order; beyond `kappa` the loss grows linearly.
     """
     levels = (jnp.arange(error.shape[-1]) + 0.5) / error.shape[-1]
     return jnp.mean(jnp.abs(levels - (error < 0.0)) * 0.5 * limiters.squared(error, kappa), axis=-1)

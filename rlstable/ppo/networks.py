@@ -204,12 +204,8 @@ class Networks:
     def select(self, observation: Observation, acting: bool = False) -> Observation:
         """The parts of an observation that the networks read; other parts are neither stored nor normalised.
 
-        Args:
-            observation: Observation of the environment.
-            acting: Whether to select only the policy's part. A robot has no privileged observations for the critic.
-
-        Raises:
-            ConfigError: The environment has no observation with a configured key.
+        `acting` selects the policy's part only: a robot has no privileged observations for the critic. Raises
+        `ConfigError` if the environment has no observation with a configured key.
         """
         if not isinstance(observation, Mapping):
             return observation
@@ -298,11 +294,7 @@ def _activation(config: NetworkConfig) -> Callable[[jax.Array], jax.Array]:
 
 
 def _initializer(field: str, config: NetworkConfig) -> Callable[..., jax.Array]:
-    """The kernel initializer named by a configuration field, with its keyword arguments.
-
-    Raises:
-        ConfigError: The initializer does not accept the arguments.
-    """
+    """The kernel initializer named by a configuration field; a `ConfigError` if it does not accept the arguments."""
     name = getattr(config, field)
     kwargs = getattr(config, f"{field}_kwargs") or {}
     if name == "zeros":

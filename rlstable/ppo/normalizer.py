@@ -81,9 +81,8 @@ def update(
         statistics: Statistics before the batch.
         observation: Observations of this device, `[rows, T, ...]`.
         valid: Mask of the samples, `[rows, T]`.
-        config: Holds the mode, the epsilon, and the count after which statistics are frozen.
-        outlier: Standard deviations from the mean to which elements are clipped; None for no clipping. The first batch
-            is never clipped.
+        config: Mode, epsilon, and the count after which statistics are frozen.
+        outlier: Standard deviations from the mean to which elements are clipped, except in the first batch.
         least_rate: Smallest weight of the batch, for numbers whose scale changes during training.
         shift: Standard deviations; an element that is farther from its mean in the whole batch, as a root mean square,
             takes the batch's mean and variance at once. None for Brax's formulas.

@@ -42,11 +42,7 @@ def shape(
     3. With `ppo.bootstrap_on_timeout`, adds the value estimate where the environment's time limit ended an episode, as
        in Brax.
 
-    Args:
-        data: Experience `[rows, T]`, with rewards scaled by `ppo.reward_scaling`.
-        returns: State of the running normalisation before the batch.
-        config: Hyperparameters.
-        limit: Largest absolute reward; None for no limiter.
+    `limit` is the largest absolute reward; None for no limiter.
     """
     reward = data.reward
     if returns.statistics is not None and returns.running is not None:

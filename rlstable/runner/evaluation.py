@@ -39,12 +39,7 @@ Stops = Callable[[], bool]  # whether a stop request abandons the episodes
 def evaluate(
     evaluator: Evaluator, policies: Mapping[int, PolicySnapshot], stops: Stops
 ) -> dict[int, EvaluationMetrics]:
-    """Metrics of the policies of all slots by seed.
-
-    Raises:
-        Abandoned: A stop request abandoned the episodes.
-        OutOfMemory: The writer has not enough memory for one episode.
-    """
+    """Metrics of the policies of all slots by seed; raises `Abandoned` and `OutOfMemory` as `Evaluator.evaluate`."""
     metrics = _played("evaluation", lambda: evaluator.evaluate(list(policies.values()), stops))
     return dict(zip(policies, metrics, strict=True))
 
@@ -54,9 +49,7 @@ def compare_with_best(
 ) -> None:
     """Plays the best and the present policies of some seeds in the same episodes, for their return checks.
 
-    Raises:
-        Abandoned: A stop request abandoned the episodes.
-        OutOfMemory: The writer has not enough memory for one episode.
+    Raises `Abandoned` and `OutOfMemory` as `Evaluator.evaluate`.
     """
     pairs = {seed.config.seed: (seed, *seed.return_check.policy_pair(seed.state)) for seed in suspects}
 
@@ -113,12 +106,8 @@ def confirm(
     separates a lucky evaluation from a good policy. The record is `Seed.confirmed` and the event `best_confirmed`. A
     failure never raises: it is the event `best_not_confirmed`. States, checkpoints and random keys do not change.
 
-    Args:
-        seeds: Seeds that end now.
-        evaluate: Evaluates policies, as `Evaluator.evaluate`.
-        batch: Number of policies that `evaluate` takes.
-        requested_stop: Gives the stop reason that a signal or the clock requests, from the seconds of the next
-            evaluation.
+    `evaluate` takes `batch` policies. `requested_stop` returns the stop reason that a signal or the clock requests
+    before an evaluation of so many seconds.
     """
     due = [seed for seed in seeds if _is_due(seed)]
     candidates = (candidate for seed in due for candidate in _candidates(seed))

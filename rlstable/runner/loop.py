@@ -21,10 +21,7 @@ from rlstable.envs.objects import Environments
 from rlstable.guards.base import MoreGuards
 from rlstable.io import store
 from rlstable.io.console import Console
-from rlstable.io.run_folder import (
-    default_run_dir,
-    forget_result,
-)
+from rlstable.io.run_folder import default_run_dir, forget_result
 from rlstable.policy.evaluator import Abandoned, EvaluationMetrics
 from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import finish_iteration, record_iteration, roll_back_to_plan
@@ -57,11 +54,6 @@ class TrainingLoop:
 
     Each seed has its own guards, remedies, rollbacks and stop reason. A finished seed stays in the batch because the
     program's shape is fixed; its results are ignored. With several seeds, each has a folder `seed-<seed>`.
-
-    Attributes:
-        config: The configuration.
-        run_dir: The run folder.
-        programs: What the seeds compute with.
 
     Args:
         config: The configuration.

@@ -67,15 +67,13 @@ class TrainingSetup:
     Attributes:
         single: One environment.
         loaded: The environment with its physics backend.
-        env: The training environments.
-        ppo: The algorithm.
         precision: The precision level of all computations.
 
     Args:
         config: The configuration.
         mesh: The devices of a seed.
         more_guards: The user's guards, by site and name.
-        compiling: Context manager that shows the name of the program that is compiling; None for no message.
+        compiling: Shows the name of the program that is compiling; None for no message.
         single: An environment object of the user; None to load the configured environment.
         seed_devices: The devices that several seeds are divided over; None if there are not several of both.
 

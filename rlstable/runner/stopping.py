@@ -21,14 +21,9 @@ _REQUESTS = (None, StopReason.time_limit, StopReason.interrupted, StopReason.pre
 class StopRequest:
     """Stop requests: signals and the wall-clock limit, also while XLA compiles.
 
-    Args:
-        console: Shows the name of the program that compiles.
-        save_and_end: Saves and ends the run and returns the final stop reason; called by another thread while XLA
-            compiles in the main thread.
-        last_save: Describes the last checkpoint, for the user who is about to send a second signal; called by another
-            thread.
-        signals: Signals that are already caught; None to catch them in `catching_signals`.
-        limit: Seconds from now; an iteration that would end later is not started. None for no limit.
+    `save_and_end` returns the final stop reason, and `last_save` describes the last checkpoint for a user who may send
+    a second signal; another thread calls both. `signals` are caught already. An iteration that would end later than
+    `limit` seconds from now is not started.
     """
 
     def __init__(
@@ -55,9 +50,7 @@ class StopRequest:
         return StopReason.interrupted if number == signal.SIGINT else StopReason.preempted
 
     def agreed(self, next_seconds: float, saves: bool = False) -> tuple[StopReason | None, bool]:
-        """The stop reason that all processes agree on after an iteration, and whether to save.
-
-        All processes must call it together.
+        """The stop reason that all processes agree on after an iteration, and whether to save; all must call together.
 
         `next_seconds` is the expected duration of the next iteration, `saves` whether the clock of this process asks
         for a checkpoint. A run that stops saves in any case.

@@ -114,14 +114,10 @@ def describe(
     policy: Path | None,
     env_by_name: bool = True,
 ) -> list[tuple[str, str]]:
-    """The lines that a finished run prints, as names and values.
+    """The lines that a finished run prints, as names and values, from the fields of `result.json`.
 
-    Args:
-        stop_reason: Why the run stopped.
-        fields: Fields of `result.json`.
-        run_dir: The run folder.
-        policy: Folder of the policy, with several seeds of the best seed; None if nothing was saved.
-        env_by_name: Whether the commands can load the environment; they cannot load an environment object.
+    `policy` is its folder, with several seeds that of the best seed; None if nothing was saved. Without `env_by_name`
+    the commands cannot load the environment, which is an object.
     """
     folder, seeds = short_path(run_dir), fields.get("seeds", {})
     ruined = [warning for warning in fields.get("warnings", []) if warning["name"] == LOSS_NOT_FINITE]
