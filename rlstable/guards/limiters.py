@@ -22,11 +22,6 @@ def beyond(x: jax.Array, limit: float | jax.Array) -> jax.Array:
     return (~(jnp.abs(x) <= limit)).astype(jnp.float32)
 
 
-def floor(x: jax.Array, low: float | None) -> jax.Array:
-    """`x` raised to at least `low`."""
-    return x if low is None else jnp.maximum(x, low)
-
-
 def squared(error: jax.Array, delta: float | None) -> jax.Array:
     """Squared error, linear beyond `delta`: twice the Huber loss (Huber 1964). None for the plain square."""
     return jnp.square(error) if delta is None else 2.0 * optax.losses.huber_loss(error, delta=delta)

@@ -33,11 +33,6 @@ def limit(config: Config, tuning: Tuning) -> jax.Array | float | None:
     return configured if configured is None or not config.may_tighten_clipping else configured * tuning.clip_scale
 
 
-def still_updating(skipped: jax.Array | None) -> jax.Array | bool:
-    """Whether SGD still accepts updates; `skipped` is None if the limiter is off."""
-    return True if skipped is None else skipped == 0
-
-
 def check(
     skipped: jax.Array | None, metrics: dict[str, jax.Array], tuning: Tuning, limit: jax.Array | float | None
 ) -> tuple[jax.Array | bool, jax.Array | None, Tuning]:

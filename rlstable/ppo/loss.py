@@ -167,7 +167,8 @@ def standardize(
     the standard deviation before scaling.
     """
     center, std = masked.mean_and_std(advantages, valid, valid_share)
-    return (advantages - center) / (limiters.floor(std, min_std) + _EPSILON), std
+    divisor = std if min_std is None else jnp.maximum(std, min_std)
+    return (advantages - center) / (divisor + _EPSILON), std
 
 
 def quantile_huber(error: jax.Array, kappa: float) -> jax.Array:

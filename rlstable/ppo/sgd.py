@@ -227,7 +227,8 @@ class SGD:
 
         usable: Mask = masked.any_valid(valid)
         judged: Mask = True
-        updating, loss_scale = kl_limiter.still_updating(carry.skipped), self.precision.loss_scale
+        updating: Mask = True if carry.skipped is None else carry.skipped == 0
+        loss_scale = self.precision.loss_scale
         if loss_scale is not None:
             finite = jnp.isfinite(norm)
             usable = both(usable, finite)

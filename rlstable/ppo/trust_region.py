@@ -58,11 +58,6 @@ class TrustRegion:
     networks: Networks
     optimizer: Optimizer
 
-    @property
-    def needs_distance(self) -> bool:
-        """Whether a limiter or a guard needs the distance."""
-        return self.config.guards.limiters.kl is not None or self.config.guards.policy.enabled
-
     def before_first_batch(self, state: TrainState) -> TrainState:
         """Divides elements of large first observations by their size until the statistics have samples.
 
@@ -116,12 +111,12 @@ class TrustRegion:
         return dataclasses.replace(tuning, policy_hold=jnp.maximum(tuning.policy_hold - 1, 0))
 
     def reference(self, state: TrainState, statistics: Statistics, data: Collected) -> ActionMoments | None:
-        """Action moments of the collecting policy, the reference of the distance; None if nothing needs the distance.
+        """Action moments of the collecting policy, the reference of the distance; None if nothing needs a distance.
 
         The first batch was collected with empty observation statistics, and the policy has learned nothing that could
         be lost. So for the first batch the reference is the policy with the new statistics.
         """
-        if not self.needs_distance:
+        if self.config.guards.limiters.kl is None and not self.config.guards.policy.enabled:
             return None
         reference = moments(data.distribution)
         if self.config.ppo.normalize_observations and statistics is not state.normalizer:
