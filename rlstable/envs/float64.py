@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlstable.device.mjx import uses_warp
 from rlstable.device.trees import EnvState
 from rlstable.guards.env import physics, physics_field, without_fields
 
@@ -33,11 +32,6 @@ class Float64Physics:
     def step(self, state: EnvState, action: jax.Array) -> EnvState:
         with jax.enable_x64(True):
             return _narrowed(self._env.step(state, action.astype(jnp.float64)))
-
-
-def computes_in_float64(env: Any) -> bool:
-    """Whether the physics of an environment can compute in float64; the kernels of MJX-Warp cannot."""
-    return not uses_warp(env)
 
 
 def _narrowed(state: EnvState) -> EnvState:

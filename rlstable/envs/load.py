@@ -34,10 +34,8 @@ class Loaded(NamedTuple):
     removed: tuple[str, ...] = ()  # training wrappers of Brax and Playground that were around the environment
 
 
-def load_env(
-    config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1, randomize: bool = True
-) -> Any:
-    return load(config, extra_kwargs, devices, randomize).env
+def load_env(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, randomize: bool = True) -> Any:
+    return load(config, extra_kwargs, randomize=randomize).env
 
 
 def load(

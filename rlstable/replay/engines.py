@@ -13,9 +13,9 @@ import numpy as np
 
 from rlstable.config import Config, ConfigError
 from rlstable.config.supervise import X64
+from rlstable.device.mjx import uses_warp
 from rlstable.device.precision import level
 from rlstable.device.shared import row, vmapped
-from rlstable.envs.float64 import computes_in_float64
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_batch import set_arrays
 from rlstable.envs.mujoco_model import model_of, physics_steps
@@ -53,7 +53,7 @@ def step_again(incident: Incident) -> list[Outcome]:
     Raises `ConfigError` if the environment cannot be built here, or differs from the incident's.
     """
     before = _state_before(incident)
-    engines = (FLOAT32, FLOAT64) if computes_in_float64(load_env(incident.config.env)) else (FLOAT32,)
+    engines = (FLOAT32,) if uses_warp(load_env(incident.config.env)) else (FLOAT32, FLOAT64)
     outcomes = [in_jax(incident, before, engine) for engine in engines]
     in_c = in_mujoco(incident, outcomes[-1].arrays)
     return outcomes if in_c is None else [*outcomes, in_c]

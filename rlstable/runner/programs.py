@@ -16,9 +16,9 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.supervise import MATMUL_LEVELS, X64
 from rlstable.device import hosts, sharding
 from rlstable.device import machine as processor
+from rlstable.device.mjx import uses_warp
 from rlstable.device.precision import Level
 from rlstable.device.seed_devices import SeedDevices, device_count_for
-from rlstable.envs.float64 import computes_in_float64
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
@@ -260,7 +260,7 @@ class Programs:
         matmul = [name for name in ladder.matmul if MATMUL_LEVELS.index(name) > MATMUL_LEVELS.index(start.matmul)]
         if jax.default_backend() == "cpu":  # whose products are float32 at every level
             matmul = [name for name in matmul if name == X64]
-        if not computes_in_float64(self.setup(HostState()).single):
+        if uses_warp(self.setup(HostState()).single):
             matmul = [name for name in matmul if name != X64]
         return tuple(dict.fromkeys((start, *(Level(name, "float32") for name in (start.matmul, *matmul)))))
 

@@ -22,11 +22,12 @@ from rlstable.compilation.xla import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
+from rlstable.device.mjx import uses_warp
 from rlstable.device.packed import PackedRows
 from rlstable.device.precision import Precision, level
 from rlstable.device.seed_devices import SeedDevices
 from rlstable.device.transforms import vmap_seeds
-from rlstable.envs.float64 import Float64Physics, computes_in_float64
+from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
 from rlstable.envs.load import Loaded, load
 from rlstable.envs.randomized import MODEL
@@ -105,7 +106,7 @@ class TrainingSetup:
         if config.env.source in ("import", "object"):  # tracing takes time, and Brax's environments need no check
             check(single, config.env.name, config.network)
         self.precision = level(config.precision)
-        if self.precision.x64 and not computes_in_float64(single):
+        if self.precision.x64 and uses_warp(single):
             raise ConfigError(
                 f"precision.matmul: x64 needs physics in float64, and {config.env.name} simulates with MJX-Warp, which "
                 "computes in float32; set precision.matmul=highest, or use impl=jax"
