@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlstable.config.schema import Flag, Integer, KeyedError, Section, Seed, expand_home
+from rlstable.config.schema import Flag, Folder, Integer, Section, Seed, expand_home
 
 LATEST = Path("latest")
 
@@ -38,6 +38,15 @@ def _with_policy(folder: Path) -> Path:
     return found_run(folder, one_seed=True)
 
 
+def _no_file(out: Path) -> Path:
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; give a folder")
+    return out
+
+
+OutFolder = Annotated[Folder, AfterValidator(_no_file)]
+
+
 class PolicyOptions(Section):
     """Selects a run and one of its policies."""
 
@@ -60,8 +69,3 @@ class PlayOptions(PolicyOptions):
     trust: Flag = Field(
         False, description="true to run the Python code that another user's run folder names; read that code first"
     )
-
-
-def require_folder(out: Path | None) -> None:
-    if out is not None and out.exists() and not out.is_dir():
-        raise KeyedError("out", f"{out} is a file; give a folder")

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlstable.cli import command
-from rlstable.cli.options import PolicyOptions, require_folder
-from rlstable.config.schema import Folder
+from rlstable.cli.options import OutFolder, PolicyOptions
 
 _EPILOG = """
 examples:
@@ -28,12 +27,7 @@ class ExportOptions(PolicyOptions):
     format: Literal["both", "onnx", "stablehlo"] = Field(
         "both", description="both; onnx, for robots and other languages; stablehlo, for jax and XLA"
     )
-    out: Folder | None = Field(None, description="folder to write to, null for <run>/export")
-
-    @model_validator(mode="after")
-    def _check(self) -> ExportOptions:
-        require_folder(self.out)
-        return self
+    out: OutFolder | None = Field(None, description="folder to write to, null for <run>/export")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

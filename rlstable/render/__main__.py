@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlstable.cli import command
-from rlstable.cli.options import PlayOptions, require_folder
-from rlstable.config.schema import Count, Folder, Integer, Positive
+from rlstable.cli.options import OutFolder, PlayOptions
+from rlstable.config.schema import Count, Integer, Positive
 
 _EPILOG = """
 examples:
@@ -33,14 +33,9 @@ class RenderOptions(PlayOptions):
     seconds: Positive | None = Field(
         10.0, description="simulated seconds of a film from its start, null for the whole episode"
     )
-    out: Folder | None = Field(None, description="folder to write to, null for <run>/episodes")
+    out: OutFolder | None = Field(None, description="folder to write to, null for <run>/episodes")
     width: _Side = Field(640, description="of a film, in pixels, even")
     height: _Side = Field(480, description="of a film, in pixels, even")
-
-    @model_validator(mode="after")
-    def _check(self) -> RenderOptions:
-        require_folder(self.out)
-        return self
 
 
 def main(argv: Sequence[str] | None = None) -> None:
