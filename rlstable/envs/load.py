@@ -43,14 +43,8 @@ def load(
 ) -> Loaded:
     """Loads an environment, chooses its physics backend and, with `randomize`, randomises its model as configured.
 
-    Args:
-        config: Name, backend, constructor arguments and domain randomisation of the environment.
-        extra_kwargs: Constructor arguments that override the configuration, for example `eval.env_kwargs`.
-        devices: Number of devices that step the environment at the same time. With C MuJoCo they share the CPU cores.
-        randomize: Whether to apply the configured domain randomisation.
-
-    Raises:
-        ConfigError: The environment does not exist, or does not accept the arguments, the backend or the randomisation.
+    `extra_kwargs` override `env.kwargs`. `devices` step the environment at the same time; with C MuJoCo they share the
+    CPU cores. Raises `ConfigError` if there is no such environment, or if it does not accept the configuration.
     """
     if config.source == "object":
         raise ConfigError(

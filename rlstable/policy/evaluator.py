@@ -63,8 +63,7 @@ class Evaluator:
     Args:
         play: Plays one episode per key, from (params, statistics, keys, key) to `Episodes`; JAX can trace it.
         count: Number of episodes per policy.
-        precision: Precision level of the program.
-        compiling: Context manager that shows the user what is compiling.
+        compiling: Shows the user what is compiling.
         report: Called as `report(kind, **fields)` with every event.
         programs: Builder of the program; None for a new `Builder`.
         limit: Bytes that the program may use; None to wait until the device refuses memory.

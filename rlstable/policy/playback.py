@@ -102,17 +102,10 @@ class EvaluationResult:
 def evaluate_run(
     run: SavedRun, episodes: int, deterministic: bool = True, backend: str | None = None, seed: int = 0
 ) -> EvaluationResult:
-    """Plays episodes with a saved policy.
+    """Plays episodes with a saved policy, with the mean action if `deterministic`, else with samples.
 
-    Args:
-        run: Run with the policy.
-        episodes: Number of episodes.
-        deterministic: Whether the policy plays the mean action instead of a sample.
-        backend: Physics backend, a value of `env.backend`; None for the backend of training.
-        seed: Seed of the first states and the action samples.
-
-    Raises:
-        ConfigError: As for `load_policy_environment`, or the device has not enough memory for one episode.
+    `backend` is a value of `env.backend`, None for that of training; `seed` is for first states and samples. Raises
+    `ConfigError` as `load_policy_environment`, or if the device has not enough memory for one episode.
     """
     config, loaded = load_policy_environment(run, episodes, deterministic, backend)
     evaluator = make_evaluator(

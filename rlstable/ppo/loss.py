@@ -26,8 +26,7 @@ class LossTerms(NamedTuple):
     """The terms of the loss, and intermediate results for its diagnostics.
 
     Attributes:
-        loss: Sum of the next three.
-        policy: Loss of the clipped surrogate.
+        loss: Sum of the losses of policy, value and entropy.
         value: Loss of the value estimates, with its coefficient.
         entropy_loss: Negative entropy, with its cost.
         entropy: Entropy in nats.

@@ -75,11 +75,7 @@ class HostState:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> HostState:
-        """Reads the host state of a checkpoint, which must have exactly these fields.
-
-        Raises:
-            ConfigError: Another version of rlstable, with other fields, saved it.
-        """
+        """Reads the host state of a checkpoint; a `ConfigError` if another version, with other fields, saved it."""
         kinds: dict[str, Any] = {
             "attempts": Attempts,
             "plan": MemoryPlan,

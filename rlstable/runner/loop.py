@@ -191,8 +191,7 @@ class TrainingLoop:
     def _program(self, training: dict[int, Seed]) -> Program:
         """The program of the next iteration. Until it fits, all seeds take smaller memory plans.
 
-        Raises:
-            OutOfMemory: No memory plan fits.
+        Raises `OutOfMemory` if no memory plan fits.
         """
         host = next(iter(training.values())).host
         while True:
@@ -231,8 +230,7 @@ class TrainingLoop:
     def _roll_back_to_smaller_plan(self, training: dict[int, Seed]) -> None:
         """Rolls all seeds back to their last good states with a smaller memory plan.
 
-        Raises:
-            OutOfMemory: There is no smaller plan, or no state to roll back to.
+        Raises `OutOfMemory` without a smaller plan, or without a state to roll back to.
         """
         if any(seed.snapshots.last_good.empty for seed in training.values()):
             raise OutOfMemory(_NO_STATE_KEPT)
@@ -287,8 +285,7 @@ class TrainingLoop:
     def _evaluate(self, training: dict[int, Seed], due: Any) -> dict[int, EvaluationMetrics]:
         """Metrics of the present policies of the seeds that are due; empty if a stop request abandons the evaluation.
 
-        Raises:
-            OutOfMemory: The evaluation does not fit; every good state is saved first.
+        If the evaluation does not fit, raises `OutOfMemory` after every good state is saved.
         """
         evaluator = self.programs.evaluator(next(iter(training.values())).host)
         policies = self._seeds.policies(training)

@@ -37,10 +37,9 @@ _CURED_BY_PRECISION = (StopReason.state_not_finite, StopReason.no_update_accepte
 
 
 def mesh_of(config: Config) -> Mesh:
-    """The devices of a configuration. Must run before JAX is initialised; JAX ignores the dispatch flag afterwards.
+    """The devices of a configuration; a `ConfigError` if they are not available.
 
-    Raises:
-        ConfigError: The devices are not available.
+    Must run before JAX is initialised; JAX ignores the dispatch flag afterwards.
     """
     kwargs = (config.env.kwargs or {}, config.eval.env_kwargs or {})
     if not {"native", "auto"}.isdisjoint((config.env.backend, *(one.get("backend") for one in kwargs))):
@@ -57,8 +56,7 @@ def mesh_of(config: Config) -> Mesh:
 def connect(config: Config) -> Mesh:
     """The devices of all processes that train this run. Must run before JAX is initialised.
 
-    Raises:
-        ConfigError: The processes do not find each other, or cannot train this configuration together.
+    Raises `ConfigError` if the processes do not find each other, or cannot train this configuration together.
     """
     hosts.start(config.distributed)
     mesh = mesh_of(config)
@@ -192,8 +190,7 @@ class Programs:
     def iteration(self, host: HostState, states: tuple[TrainState, ...]) -> tuple[Program | None, int | None]:
         """Compiles the iteration of several states, and checks it against the memory of the device.
 
-        Returns:
-            The program, None if it does not fit, and the bytes that a new program needs, if known.
+        Returns the program, None if it does not fit, and the bytes that a new program needs, if known.
         """
         key = self.key(host)
         if key in self.iterations:
@@ -218,8 +215,7 @@ class Programs:
     def smaller_plan(self, host: HostState, needed: int | None) -> MemoryPlan:
         """The next smaller memory plan for a program that needs `needed` bytes; None if the device refused them.
 
-        Raises:
-            OutOfMemory: There is no smaller plan.
+        Raises `OutOfMemory` if there is no smaller plan.
         """
         return self._memory.smaller(host.plan, needed)
 
@@ -267,9 +263,8 @@ class Programs:
     def _examine(self, setup: TrainingSetup) -> None:
         """Checks the environment and, with several processes, that all of them compute the same numbers.
 
-        Raises:
-            ConfigError: Recordings need a MuJoCo model, several seeds need environments without common arrays, and
-                processes need equal software, sources, device, physics, processor and guards.
+        Raises `ConfigError`: recordings need a MuJoCo model, and processes need equal software, sources, device,
+        physics, processor and guards.
         """
         config, loaded = self._config, setup.loaded
         if config.render.every and model_of(setup.single) is None:

@@ -40,15 +40,9 @@ _NO_TRAINING = frozenset({"resume", "seeds", "devices", "logging", "render", "co
 def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]) -> TrainState:
     """Reads the newest readable checkpoint: its host state and snapshots into those of `saving`.
 
-    `first_state` has not trained; `key` returns the random key for resets.
-
-    Numbers that schedules and searches moved are kept; numbers that the user has changed start from here.
-
-    Returns:
-        The training state for the present configuration.
-
-    Raises:
-        ConfigError: There is no readable checkpoint, or it does not fit the configuration.
+    `first_state` has not trained; `key` returns the random key for resets. Numbers that schedules and searches moved
+    are kept; numbers that the user has changed start from here. Returns the state for the present configuration. Raises
+    `ConfigError` without a readable checkpoint, or if the checkpoint does not fit the configuration.
     """
     config, host, programs, checkpoints = saving.config, saving.host, saving.programs, saving.checkpoints
     folder, new = checkpoints.directory.parent, config.model_dump(mode="json")
@@ -114,8 +108,7 @@ def _read_host_state(
 ) -> None:
     """Takes the host state of a checkpoint, without the parts that the present configuration `new` replaces.
 
-    Raises:
-        ConfigError: The run was trained on another number of devices.
+    Raises `ConfigError` if the run was trained on another number of devices.
     """
     if saved["devices"] != programs.mesh.size:
         remedy = f"resume it with devices={saved['devices']}"

@@ -141,11 +141,7 @@ class Seed:
 def open_seed(
     config: Config, run_dir: Path, programs: Programs, callback: Callback | None, console: Console, page: LivePage
 ) -> Seed:
-    """Opens the folder of a seed, and makes its first state or resumes the saved one.
-
-    Raises:
-        ConfigError: The folder is unusable, its run cannot be resumed, or the first states do not fit into memory.
-    """
+    """Opens the folder of a seed, and makes its first state or resumes the saved one; a `ConfigError` if it cannot."""
     host, snapshots, setup = HostState(), Snapshots(programs.mesh), programs.setup(HostState())
     keys, fault = SeedKeys(config.seed, host), config.fault.of_seed(config.seed)
     log = SeedLog(config, run_dir, host, setup.ppo, callback, console, page)

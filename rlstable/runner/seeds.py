@@ -59,11 +59,7 @@ class Seeds:
         self._page = LivePage(run_dir, lambda: all(seed.log.logbook.in_place for seed in self.opened.values()))
 
     def open(self, programs: Programs) -> None:
-        """Opens the unfinished seeds.
-
-        Raises:
-            ConfigError: The folder is unusable, or the seeds cannot be trained together.
-        """
+        """Opens the unfinished seeds; a `ConfigError` if they cannot be trained together, or as for `open_seed`."""
         config, run_dir = self._config, self._run_dir
         if config.seeds == 1:
             self.opened[config.seed] = open_seed(config, run_dir, programs, self._callback, self._console, self._page)

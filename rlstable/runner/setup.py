@@ -142,10 +142,8 @@ class TrainingSetup:
     def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
         """The training state before the first iteration: clean first states, initial parameters, placed on the devices.
 
-        With `ahead`, the training program for this state starts to compile in the background.
-
-        Raises:
-            ConfigError: The environments' states do not fit into memory, or hardly any reset is clean.
+        With `ahead`, the training program for this state starts to compile in the background. Raises `ConfigError` if
+        the environments' states do not fit into memory, or hardly any reset is clean.
         """
         # Other seeds of the same setup use the same compiled programs.
         shapes = self._first_states()
@@ -257,11 +255,7 @@ class TrainingSetup:
         return self._programs.build(f"training {count}", program, lambda: (states(),), donates=True)
 
     def _first_states(self) -> Any:
-        """Shapes of the environments' first states.
-
-        Raises:
-            ConfigError: The environment does not report time limits, and the configuration needs them.
-        """
+        """Shapes of the first states; a `ConfigError` if the configuration needs time limits that these do not have."""
         config = self._config
         states = self._resets.shapes(config.ppo.num_envs)
         if config.ppo.bootstrap_on_timeout and "time_out" not in states.info:
