@@ -36,7 +36,7 @@ def limit(config: Config, tuning: Tuning) -> jax.Array | float | None:
 def check(
     skipped: jax.Array | None, metrics: dict[str, jax.Array], tuning: Tuning, limit: jax.Array | float | None
 ) -> tuple[jax.Array | bool, jax.Array | None, Tuning]:
-    """Decides from the distance in a minibatch whether SGD continues.
+    """Decides from the distance in a minibatch whether SGD continues; also returns the new `skipped` and tuning.
 
     An overshoot stops SGD and shortens later steps. A NaN distance stops SGD and shortens nothing. `skipped` are the
     minibatches without an update since the policy moved too far, int32. Without a limit, in nats, SGD always continues.
@@ -55,7 +55,7 @@ def check_iteration(
 ) -> tuple[jax.Array, jax.Array, Tuning]:
     """Decides whether the iteration as a whole moved the policy too far, by a mean distance in nats.
 
-    An undone iteration counts all its minibatches as skipped.
+    Also returns the new `skipped` and tuning. An undone iteration counts all its minibatches as skipped.
     """
     overshot = ~(moved <= limit)
     first = overshot & (skipped == 0) & jnp.isfinite(moved)
