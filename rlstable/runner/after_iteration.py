@@ -118,7 +118,8 @@ def _continue(
     # A state is kept by counts only, never by disk or clock, so a resumed run rolls back to the same state. A single
     # healthy iteration among bad ones shows nothing: the policy may be ruined already.
     good = learned and host.healthy_needed == 0
-    if good and (row or _keep_is_due(seed)):
+    intervals = (seed.config.supervise.recovery.every, seed.config.checkpoint.every)
+    if good and (row or any(host.iteration % every == 0 for every in intervals)):
         seed.keep_last_good()
     if good:
         seed.return_check.keep(seed.state)
@@ -132,12 +133,6 @@ def _wants_to_stop(seed: Seed, row: Row) -> StopReason | None:
     if target is not None and value is not None and value >= target:
         return StopReason.target_reached
     return StopReason.stopped if seed.log.stopped_by_callback else None
-
-
-def _keep_is_due(seed: Seed) -> bool:
-    """Whether to keep this iteration's state: every `recovery.every` and every `checkpoint.every` iterations."""
-    config, iteration = seed.config, seed.host.iteration
-    return any(iteration % every == 0 for every in (config.supervise.recovery.every, config.checkpoint.every))
 
 
 def _take_back_remedy(seed: Seed, learned: bool) -> None:
