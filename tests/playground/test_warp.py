@@ -5,17 +5,22 @@ The first run compiles Warp's kernels, which takes a minute or two; `WARP_CACHE_
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 pytest.importorskip("mujoco_playground")
 pytest.importorskip("warp")
 
+import mujoco
+from contacts import State
+from mujoco import mjx
 from mujoco.mjx.warp.types import DATA_NON_VMAP
 from mujoco_playground import registry
 from toys import tiny_config
@@ -24,7 +29,8 @@ from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.device.shared import Shared, without_shared
 from rlstable.envs.objects import Environments
-from rlstable.envs.vector import VectorEnv
+from rlstable.envs.shared_leaves import contact_norms, mark
+from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import env_guards
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import compare
@@ -33,8 +39,17 @@ from rlstable.supervise.incident import read
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-COUNT = 4
+COUNT, STEPS, FAULT_AT, BAD = 4, 4, 1, 2
 GUARDS = env_guards(GuardsConfig())
+BALL = """
+<mujoco>
+  <option timestep="0.005" iterations="4" ls_iterations="4"/>
+  <worldbody>
+    <geom type="plane" size="5 5 .1"/>
+    <body pos="0 0 0.1"><joint type="slide" axis="0 0 1"/><geom type="sphere" size="0.1" mass="1"/></body>
+  </worldbody>
+</mujoco>
+"""
 
 
 def cartpole(**overrides: Any) -> Any:
@@ -43,6 +58,32 @@ def cartpole(**overrides: Any) -> Any:
 
 def keys() -> jax.Array:
     return jax.random.split(jax.random.PRNGKey(0), COUNT)
+
+
+@functools.cache
+def unrolled(naconmax: int, faulty: bool) -> Any:
+    """Validity `[STEPS, COUNT]`, the last states and the last guard states of a few steps."""
+    env = VectorEnv(cartpole(naconmax=naconmax), 100, 1, GUARDS)
+
+    @jax.jit
+    def unroll() -> Any:
+        first = env.reset(keys())
+        pool = pool_of(first)
+
+        def step(carry: Any, number: jax.Array) -> Any:
+            state, guards = carry
+            hit = (jnp.arange(COUNT) == BAD) & (number == FAULT_AT) & faulty
+            qvel = jnp.where(hit[:, None], jnp.nan, state.data.qvel)
+            state = state.replace(data=state.data.replace(qvel=qvel))
+            action = jnp.full((COUNT, 1), 0.3)
+            result = env.step(state, action, pool, jax.random.fold_in(keys()[0], number), guards)
+            return (result.state, result.guard_state), result.valid
+
+        start = first, {name: guard.init() for name, guard in GUARDS.items()}
+        (state, guards), valid = jax.lax.scan(step, start, jnp.arange(STEPS))
+        return valid, state, guards
+
+    return jax.device_get(unroll())
 
 
 def test_shared_leaves_are_those_that_mjx_warp_does_not_batch() -> None:
@@ -63,6 +104,50 @@ def test_physics_in_float64_is_refused_in_one_line(tmp_path: Path) -> None:
         "precision.matmul: x64 needs physics in float64, and cartpole:Balance simulates with MJX-Warp, which computes "
         "in float32; set precision.matmul=highest, or use impl=jax"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("naconmax", [0, COUNT], ids=["the default", "as many contacts as environments"])
+def test_fault_quarantines_exactly_one_environment_and_leaves_the_bits_of_the_others(naconmax: int) -> None:
+    valid, state, guards = unrolled(naconmax, True)
+    expected = np.ones((STEPS, COUNT), bool)
+    expected[FAULT_AT, BAD] = False
+    assert valid.tolist() == expected.tolist()
+    assert guards["quarantine"].trips.sum() == 1
+    others = np.arange(COUNT) != BAD
+    ours, theirs = (jax.tree.leaves(without_shared(x)) for x in (state, unrolled(naconmax, False)[1]))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a[others], b[others])
+    assert all(np.isfinite(x).all() for x in ours if np.issubdtype(x.dtype, np.floating))
+
+
+@pytest.mark.slow
+def test_contacts_are_attributed_to_the_environment_in_their_worldid() -> None:
+    mj_model = mujoco.MjModel.from_xml_string(BALL)
+    model = mjx.put_model(mj_model, impl="warp")
+    zero = jnp.zeros(())
+
+    def reset(height: jax.Array) -> State:
+        data = mjx.make_data(mj_model, impl="warp", naconmax=COUNT, njmax=8)
+        return State(mjx.forward(model, data.replace(qpos=height)), zero, zero, zero, {}, {})
+
+    @jax.jit
+    def norms(heights: jax.Array) -> Any:
+        state = mark(jax.vmap(reset)(heights), reset, heights)
+        data = state.pipeline_state
+        impl = data._impl
+        # The friction of every contact of the last environment is not a number.
+        bad = impl.contact__worldid.value == COUNT - 1
+        friction = jnp.where(bad[..., None], jnp.nan, impl.contact__friction.value)
+        broken = data.replace(_impl=impl.replace(contact__friction=Shared(friction)))
+        return contact_norms(state), contact_norms(state.replace(pipeline_state=broken))
+
+    touching = jnp.array([[1.0], [-0.01], [2.0], [-0.02]])  # the others are in the air
+    healthy, broken = norms(touching)
+    assert (healthy > 0).tolist() == [False, True, False, True]
+    assert jnp.isfinite(healthy).all()
+    assert broken.tolist() == [0.0, float(healthy[1]), 0.0, np.inf]
+    assert norms(touching[::-1])[1].tolist() == [float(healthy[3]), 0.0, float(healthy[1]), 0.0]
 
 
 def settings(iterations: int, **sections: Any) -> Any:
