@@ -1,4 +1,4 @@
-"""Kernels of the SGD step in a compiled program."""
+"""Arrays that the loops of a compiled program copy, and kernels of its SGD step."""
 
 from __future__ import annotations
 
@@ -6,8 +6,49 @@ import collections
 import re
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
+_CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OPERATION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*? ([a-z\-]+)\(")
 _KERNELS = ("fusion", "dot", "copy", "concatenate", "call", "sort", "reduce", "custom-call")
+_COPY = re.compile(r"= [a-z]+(\d+)\[([\d,]*)\]\S* copy\(")
+
+
+def copies_in_loops(text: str) -> dict[int, list[int]]:
+    """Bytes of every `copy` inside a loop, by the number of enclosing loops.
+
+    Args:
+        text: A compiled program, `compiled.as_text()`.
+    """
+    copies: dict[str, list[int]] = collections.defaultdict(list)
+    called: dict[str, set[tuple[str, bool]]] = collections.defaultdict(set)
+    own, entry = "", ""
+    for line in text.splitlines():
+        begins = _COMPUTATION.match(line)
+        if begins:
+            own = begins[1]
+            entry = own if line.startswith("ENTRY") else entry
+            continue
+        names = _CALLED.findall(line) + [
+            name.strip(" %") for group in _BRANCHES.findall(line) for name in group.split(",")
+        ]
+        called[own] |= {(name, f"body=%{name}" in line) for name in names}
+        for bits, shape in _COPY.findall(line):
+            size = int(bits) // 8
+            for length in filter(None, shape.split(",")):
+                size *= int(length)
+            copies[own].append(size)
+    found: dict[int, list[int]] = collections.defaultdict(list)
+    seen: set[tuple[str, int]] = set()
+    todo = [(entry, 0)]
+    while todo:
+        name, depth = todo.pop()
+        if (name, depth) in seen:
+            continue
+        seen.add((name, depth))
+        if depth:
+            found[depth] += copies[name]
+        todo += [(other, depth + is_body) for other, is_body in called[name]]
+    return dict(found)
 
 
 def kernels_of_sgd_step(text: str) -> int:

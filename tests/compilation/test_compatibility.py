@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,28 @@ def test_private_names_of_libraries_stand_in_one_file() -> None:
     assert found["compilation/compatibility.py"] != []
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["from jax._src import core", "import hydra._internal.utils", "jax.config._state", "getattr(env, '_n_frames', 1)"],
+)
+def test_scan_finds_a_private_name(text: str) -> None:
+    assert list(private_uses(ast.parse(text), set())) != []
+
+
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Makes private names of libraries look as if they were gone."""
     private = compatibility._private
     monkeypatch.setattr(
         compatibility, "_private", lambda module, name: None if name in names else private(module, name)
     )
+
+
+def test_missing_module_or_name_is_none() -> None:
+    assert compatibility._private("jax._src.no_such_module", "name") is None
+    assert compatibility._private("jax._src.distributed", "no_such_name") is None
+    assert compatibility._private("mujoco.mjx._src", "io") is importlib.import_module("mujoco.mjx._src.io")
+    with pytest.raises(ModuleNotFoundError):
+        compatibility._private("no_such_library._src", "name")
 
 
 def test_unknown_coordination_service_ends_a_run_of_several_processes_with_one_line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ from toys import TINY, PointMass
 import rlstable
 import rlstable.brax_ppo as ppo
 from rlstable.cli.compose import compose
+from rlstable.compilation.jax_flags import check_flags
 from rlstable.config import ConfigError
 from rlstable.doctor.checkup import examine
 from rlstable.policy.saved_run import open_run
@@ -64,3 +66,12 @@ def test_flag_in_the_shell_ends_the_command_with_the_code_of_a_configuration_err
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert done.stderr.startswith("rlstable: JAX_NUMPY_RANK_PROMOTION=raise: ")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [jax.numpy_rank_promotion("warn"), jax.transfer_guard("log"), jax.default_prng_impl("rbg"), jax.log_compiles(True)],
+)
+def test_flags_that_work_are_accepted(flag: AbstractContextManager[None]) -> None:
+    with flag:
+        check_flags()

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from hlo import copies_in_loops
 from jax.experimental.compilation_cache import compilation_cache
 from quick_compile import quickly
 from saved import events
@@ -215,3 +216,24 @@ def test_training_state_is_donated() -> None:
     needs = footprint(assembly.compiled(state).executable)
     assert needs.arguments > 2**14
     assert needs.arguments - needs.aliased < 0.02 * needs.arguments
+
+
+def test_training_loop_copies_no_large_arrays() -> None:
+    """Loops update moments and experience in place.
+
+    Copies of parameters and of their two moments are allowed: parameters once, six arrays if the KL limiter rolls back
+    to the start of an epoch, and three if it rolls back to the start of the iteration.
+    """
+    config = tiny_config(
+        guards={"limiters": {"kl": 0.1}}, supervise={},
+        network={"policy_hidden_layer_sizes": (64, 64), "value_hidden_layer_sizes": (64, 64)},
+        ppo={"num_envs": 32, "batch_size": 8, "num_minibatches": 4, "num_updates_per_batch": 3},
+    )  # fmt: skip
+    assembly = TrainingSetup(config, mesh(1))
+    state = assembly.shapes()
+    parameters = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.params))
+    found = copies_in_loops(assembly.compiled(state).executable.as_text())
+    copied = {depth: sum(sizes) / parameters for depth, sizes in found.items()}
+    assert copied.get(1, 0.0) <= 12.5, copied
+    assert copied.get(2, 0.0) <= 7.5, copied
+    assert sum(share for depth, share in copied.items() if depth > 2) < 0.05, copied  # a step of SGD
