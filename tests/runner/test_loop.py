@@ -421,6 +421,7 @@ def test_seed_at_another_precision_ends_and_the_others_continue(tmp_path: Path) 
     alone = TrainingLoop(config, tmp_path / "seed-1")
     alone.programs.__dict__["_levels"] = (Level("default", "float32"), Level("highest", "float32"))
     alone.single.host.attempts.applied = ["raise_precision"]
+    alone.single.host.attempts.lost_iterations = 1  # no two checkpoints have one number
     alone.single.saving.save(alone.single.state, None)
     finish_seed(alone.single, StopReason.interrupted)
     result = TrainingLoop(together(resume="auto", ladder={"enabled": True}), tmp_path).run()
