@@ -15,7 +15,7 @@ PACKAGE = {
     "replay": 470, "report": 1440, "runner": 3500, "supervise": 2160,
 }  # fmt: skip
 OTHERS = {"scripts": 2860, "tests": 25_600}
-DOCS = 3630  # lines of Markdown
+DOCS = 3600  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:
