@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,11 +84,11 @@ class Checkpoints:
         self._pending: int | None = None  # number of the save that runs in the background
         self.error: Exception | None = None
 
-    def due(self, iteration: int, number: int) -> bool:
-        """Whether to save after this iteration: every `every`-th, and earlier after a failed save."""
+    def due(self, number: int) -> bool:
+        """Whether to save a checkpoint of this number: every `every`-th, and earlier after a failed save."""
         if self._pending is not None and not self._manager.is_saving_in_progress():
             self.wait()  # reports a failure
-        return iteration % self._config.every == 0 or (self._retry_at is not None and number >= self._retry_at)
+        return number % self._config.every == 0 or (self._retry_at is not None and number >= self._retry_at)
 
     @property
     def failing(self) -> bool:
@@ -123,7 +124,8 @@ class Checkpoints:
                 self._report_success(number)
         except Exception as error:
             if isinstance(error, Damaged):
-                self._keep_damaged([number])
+                with contextlib.suppress(ConfigError):
+                    self._keep_damaged([number])
             return self._give_up(number, error)
         return True
 
@@ -261,7 +263,9 @@ class Checkpoints:
         """Renames damaged checkpoints, so that they are not restored but can still be examined."""
         for step in steps:
             try:
-                (self.directory / str(step)).rename(self.directory / f"{step}.damaged")
+                names = itertools.chain([f"{step}.damaged"], (f"{step}.damaged-{n}" for n in itertools.count(2)))
+                free = next(name for name in names if not (self.directory / name).exists())
+                (self.directory / str(step)).rename(self.directory / free)
             except OSError as error:
                 raise ConfigError(
                     f"{self.directory / str(step)}: is damaged and cannot be renamed ({one_line(error)}); "

@@ -118,8 +118,8 @@ def _continue(
     # A state is kept by counts only, never by disk or clock, so a resumed run rolls back to the same state. A single
     # healthy iteration among bad ones shows nothing: the policy may be ruined already.
     good = learned and host.healthy_needed == 0
-    intervals = (seed.config.supervise.recovery.every, seed.config.checkpoint.every)
-    if good and (row or any(host.iteration % every == 0 for every in intervals)):
+    due = host.iteration % seed.config.supervise.recovery.every == 0
+    if good and (row or due or host.logged_iteration % seed.config.checkpoint.every == 0):
         seed.keep_last_good()
     if good:
         seed.return_check.keep(seed.state)

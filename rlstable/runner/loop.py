@@ -183,7 +183,7 @@ class TrainingLoop:
         if hosts.is_writer() and self.config.checkpoint.enabled:
             store.preload()  # while the programs compile
         self._program(training)
-        if self.config.eval.at_start and not any(seed.host.iteration for seed in training.values()):
+        if self.config.eval.at_start and not any(seed.host.logged_iteration for seed in training.values()):
             for number, metrics in self._evaluate(training, training).items():
                 training[number].log.first_row(metrics)
             self._seeds.show_rows()
@@ -332,6 +332,8 @@ class TrainingLoop:
         """Saves every good state that is not saved, and ends the run. Another thread calls this during compilation."""
         for seed in self._seeds.unfinished.values():
             seed.saving.save_if_due(seed.state)
+        if not self._seeds.opened and not self._seeds.results:
+            return stop_reason  # while the first seed opens
         return self._seeds.finish(stop_reason, self._advice).stop_reason
 
     def _last_save(self) -> str:

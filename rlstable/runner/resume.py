@@ -79,7 +79,7 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
     enabled, snapshots = config.supervise.recovery.enabled, saving.snapshots
     state = snapshots.load(tree, host.iteration, {name: saved[name] for name in NAMES} if enabled else {}, **tuning)
     host.step = int(state.counters.env_steps)
-    saving.steps[host.logged_iteration] = host.step
+    saving.steps[host.logged_iteration] = host.logged_step
     if enabled and snapshots.last_good.empty:
         snapshots.last_good.keep(state, host.iteration, host.step)
     setup, num_envs = programs.setup(host), programs.num_envs(host)

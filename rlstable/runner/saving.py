@@ -34,7 +34,8 @@ class Saving:
 
     Attributes:
         checkpoints: The checkpoints on disk.
-        steps: Environment steps by number, of the checkpoints that this process has read or written.
+        steps: Environment steps by number, rolled back steps included, of the checkpoints that this process has read or
+            written.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Saving:
         self.steps: dict[int, int] = {}
         self._healthy = self._unsaved = False
         self._last_score: float | None = None
-        self._last_good = 0  # environment steps of the last good state
+        self._last_good = 0  # environment steps up to the last good state, rolled back steps included
         self._clock = time.monotonic
         self._saved_at = self._clock()  # or the start of the run
 
@@ -69,10 +70,11 @@ class Saving:
         """Whether the run folder was deleted, moved or replaced; nothing more is written there, and the run ends."""
         return not self.log.logbook.in_place
 
-    def _due(self, iteration: int) -> bool:
+    def _due(self) -> bool:
         """Whether a save is due by count. Of several processes, none saves sooner after a failed save."""
-        due = self.checkpoints.due(iteration, self.host.logged_iteration)
-        return due if hosts.count() == 1 else iteration % self.config.checkpoint.every == 0
+        number = self.host.logged_iteration
+        due = self.checkpoints.due(number)
+        return due if hosts.count() == 1 else number % self.config.checkpoint.every == 0
 
     @property
     def outdated(self) -> bool:
@@ -90,11 +92,11 @@ class Saving:
         """Records that the state of the iteration may be saved, if it is good."""
         self._unsaved = self._healthy
         if self._healthy:
-            self._last_good = self.host.step
+            self._last_good = self.host.logged_step
 
     def after_iteration(self, state: TrainState, score: float | None, asked: bool) -> bool:
         """Saves a healthy state if that is `asked` or due by count; returns False if the run folder is gone."""
-        if self._healthy and (asked or self._due(self.host.iteration)):
+        if self._healthy and (asked or self._due()):
             self.save(state, score)
             return not hosts.from_writer("gone", lambda: self.config.checkpoint.enabled and self.gone)
         return True
@@ -123,7 +125,7 @@ class Saving:
         host.wandb_run_id = self.log.logbook.wandb_run_id
         saved, origins = self.snapshots.save(state, host.iteration)
         saved = sharding.gathered(dataclasses.replace(saved, incident=None))
-        self._last_good = host.step
+        self._last_good = host.logged_step
         self._last_score, self._unsaved = score, False
         if hosts.is_writer():
             self._write(state, saved, origins, score)
@@ -136,7 +138,7 @@ class Saving:
         self.log.logbook.wait()  # a run that resumes from this checkpoint has all earlier rows
         self.checkpoints.wait()
         on_disk, number = self.checkpoints.on_disk(), host.logged_iteration
-        self.steps = {i: step for i, step in self.steps.items() if i in on_disk} | {number: host.step}
+        self.steps = {i: step for i, step in self.steps.items() if i in on_disk} | {number: host.logged_step}
         self.checkpoints.save(number, saved, policy, metadata, score=score)
 
     def _metadata(self, score: float | None) -> dict[str, Any]:

@@ -109,7 +109,10 @@ def test_restored_policy_is_the_best_undamaged_one(whole, tmp_path):
     assert {used[name] for name in used if name.startswith("state/")} == {2}  # not needed for a policy
 
 
-def test_run_saves_again_under_the_number_of_a_damaged_checkpoint(run):
+@pytest.mark.parametrize("before", [[], ["3.damaged"]])
+def test_run_saves_again_under_the_number_of_a_damaged_checkpoint(run, before):
+    for name in before:  # the number was damaged once already
+        (run / "checkpoints" / name / "state").mkdir(parents=True)
     flip(run / "checkpoints/3/manifest/metadata")
     with Checkpoints(run, CheckpointConfig(keep=2, keep_best=1)) as checkpoints:
         assert checkpoints.restore(TEMPLATE)[1] == {"i": 2}
@@ -118,7 +121,7 @@ def test_run_saves_again_under_the_number_of_a_damaged_checkpoint(run):
         assert checkpoints.restore(TEMPLATE)[1] == {"i": -4}
         assert (checkpoints.all(), checkpoints.best()) == ([2, 3, 4], 2)
     left = sorted(path.name for path in (run / "checkpoints").iterdir())
-    assert left == ["2", "3", "3.damaged", "4"]
+    assert left == sorted(["2", "3", "4", *before, "3.damaged-2" if before else "3.damaged"])
 
 
 def test_damaged_checkpoint_that_was_requested_by_number_is_an_error(run):

@@ -64,7 +64,7 @@ def test_save_on_a_full_disk_is_retried_with_growing_delay(disk, asynchronous):
         for iteration in range(101, 232):
             if iteration == 220:
                 filler.unlink()
-            if checkpoints.due(iteration, iteration):
+            if checkpoints.due(iteration):
                 tried.append(iteration)
                 checkpoints.save(iteration, noise(iteration), POLICY, {"i": iteration})
                 checkpoints.wait()
@@ -100,7 +100,7 @@ def test_failure_of_an_asynchronous_save_is_reported_without_waiting(disk):
         fill(disk)
         assert checkpoints.save(2, noise(2), POLICY, {})  # begun
         end = time.monotonic() + 60
-        while not checkpoints.due(3, 3) and time.monotonic() < end:
+        while not checkpoints.due(3) and time.monotonic() < end:
             time.sleep(0.01)
         assert events == [2]
 

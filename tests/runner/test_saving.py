@@ -142,6 +142,32 @@ def test_last_save_that_fails_is_tried_again_when_the_run_ends(tmp_path: Path, m
     assert [event["iteration"] for event in events(tmp_path, "checkpoint_saved_again")] == [LAST]
 
 
+def test_checkpoints_of_a_period_are_kept_after_iterations_were_lost(tmp_path: Path) -> None:
+    """Saves are due by number, as the period counts."""
+    checkpoint = {"every": 2, "keep": 1, "keep_best": 0, "keep_period": 4, "asynchronous": False}
+    run = TrainingLoop(quick(total_steps=100 * ITERATION, checkpoint=checkpoint), tmp_path)
+    for _ in range(9):
+        run.advance()
+        run.single.host.attempts.lost_iterations = max(run.single.host.attempts.lost_iterations, 1)
+    run.close()
+    assert steps_in(tmp_path / "checkpoints") == [4, 8, 10]
+
+
+def test_steps_after_a_rollback_that_no_checkpoint_has_are_unsaved(tmp_path: Path, monkeypatch: Any) -> None:
+    """The newest checkpoint is of the abandoned attempt, whose steps were more."""
+    run = TrainingLoop(quick(total_steps=100 * ITERATION), tmp_path)
+    for _ in range(4):
+        run.advance()
+    fail_after(monkeypatch, 4)
+    host = run.single.host
+    host.attempts.lost_iterations, host.attempts.lost_steps = 3, 3 * ITERATION
+    host.iteration, host.step = 1, ITERATION
+    run.advance()
+    assert run.single.saving.unsaved_steps() >= ITERATION
+    assert run.single.final_stop_reason(StopReason.stopped) is StopReason.not_saved
+    run.close()
+
+
 @pytest.mark.parametrize("saves", [True, False], ids=["saved", "not saved"])
 def test_run_with_exit_code_0_has_saved_its_last_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool
