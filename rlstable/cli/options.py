@@ -54,7 +54,7 @@ class PolicyOptions(Section):
         LATEST, validate_default=True, description="folder of the run, runs/<env>/<time>; latest, the newest in runs"
     )
     which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(
-        "best", description="checkpoint of the run: best (confirmed, else by evaluation), latest, or an iteration"
+        "best", description="checkpoint of the run: best (confirmed, else by evaluation), latest, or a number"
     )
 
 

@@ -197,9 +197,9 @@ def load_policy(
 
     Args:
         run_dir: The run folder.
-        which: `best`, `latest`, or the number of a checkpoint. `best` is the policy confirmed at the end of the run, else the best
-            policy by a single evaluation, else the latest. If the best or latest checkpoint is damaged, the next best
-            or the previous one is loaded, with a warning.
+        which: `best`, `latest`, or the number of a checkpoint. `best` is the policy confirmed at the end of the run,
+            else the best policy by a single evaluation, else the latest. If the best or latest checkpoint is damaged,
+            the next best or the previous one is loaded, with a warning.
         safe_action: Replacement for a bad action, one finite number per action element; None for zeros.
 
     Raises:
