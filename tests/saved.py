@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, and whether two runs left the same, bit for bit."""
+"""Reads the files that a run leaves in its folder, and compares those of two runs bit for bit."""
 
 from __future__ import annotations
 

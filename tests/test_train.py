@@ -88,7 +88,7 @@ def test_help_and_cfg_job_print_recipes_and_configuration_without_a_run_folder(
 
 
 def printed_by(code: str) -> list[str]:
-    """What another process prints."""
+    """The output of another process."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False

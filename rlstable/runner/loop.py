@@ -242,7 +242,7 @@ class TrainingLoop:
 
     def _finish_iteration(self, training: dict[int, Seed], metrics: dict[int, Metrics]) -> dict[int, StopReason]:
         """Evaluates, logs, saves and ends the seeds that an iteration trained."""
-        if self.config.seeds > 1:
+        if self.config.seeds > 1 and not self._seeds.gone:
             forget_result(self.run_dir)  # not sooner: a run that cannot start loses nothing
         seconds = self._last_seconds
         due = [number for number, seed in training.items() if record_iteration(seed, metrics[number], seconds)]

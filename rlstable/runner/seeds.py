@@ -75,6 +75,11 @@ class Seeds:
             raise
 
     @property
+    def gone(self) -> bool:
+        """Whether the run folder was deleted, moved or replaced."""
+        return not self._run_dir.is_dir() or any(seed.saving.gone for seed in self.opened.values())
+
+    @property
     def unfinished(self) -> dict[int, Seed]:
         """The seeds that have not ended."""
         return {number: seed for number, seed in self.opened.items() if number not in self.results}
@@ -144,7 +149,9 @@ class Seeds:
                 self.end(number, stop_reason or StopReason.error, advice)
             if self._config.seeds == 1:
                 return self.results[self._config.seed]
-            fields = finish_seeds(self._fields, stop_reason, advice, self._config, self._run_dir, self._console)
+            fields = finish_seeds(
+                self._fields, stop_reason, advice, self._config, self._run_dir, self._console, self.gone
+            )
             results = tuple(self.results[number] for number in sorted(self.results))
             reason = StopReason[fields["stop_reason"]]
             return Result(reason, self._run_dir, fields["step"], {}, [], results, fields["return"])

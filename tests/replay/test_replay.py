@@ -150,7 +150,7 @@ def test_replay_command_prints_a_table_and_json(incident: Incident, capsys: pyte
 
 
 class Overflowing(PointMass):
-    """Whose reward is infinite in float32, which 1e60 does not fit into, and 138 in float64."""
+    """An environment whose reward is 138 in float64 and infinite in float32, because 1e60 does not fit."""
 
     def step(self, state: Any, action: jax.Array) -> Any:
         state = super().step(state, action)

@@ -75,7 +75,7 @@ def moments(seed: int, storm: bool) -> list[Moment]:
 
 @pytest.mark.parametrize(("seed", "chain"), list(enumerate(CHAINS)), ids=list(CHAINS))
 def test_run_killed_five_times_at_random_ends_in_the_same_bits(tmp_path: Path, seed: int, chain: str) -> None:
-    """Of several seeds, some have saved and some have not; those behind catch up."""
+    """Some of several seeds have saved and some have not. The seeds behind catch up."""
     args, killed = [*CHAINS[chain], TOTAL], tmp_path / "killed"
     whole = start(tmp_path / "whole", args)
     planned = moments(seed, storm="fault.site=reward" in args)
