@@ -149,11 +149,9 @@ class Seeds:
                 self.end(number, stop_reason or StopReason.error, advice)
             if self._config.seeds == 1:
                 return self.results[self._config.seed]
-            fields = finish_seeds(
-                self._fields, stop_reason, advice, self._config, self._run_dir, self._console, self.gone
-            )
-            results = tuple(self.results[number] for number in sorted(self.results))
-            reason = StopReason[fields["stop_reason"]]
+            where = (self._run_dir, self._console, self.gone)
+            fields = finish_seeds(self._fields, stop_reason, advice, self._config, *where)
+            results, reason = tuple(self.results[n] for n in sorted(self.results)), StopReason[fields["stop_reason"]]
             return Result(reason, self._run_dir, fields["step"], {}, [], results, fields["return"])
 
     def close(self) -> None:

@@ -292,8 +292,7 @@ def finish_seeds(
 ) -> dict[str, Any]:
     """Writes the files of several seeds into the folder above theirs; returns the fields of `result.json`.
 
-    `seeds` are these fields of each seed. Without a stop reason of the whole run, each seed has its own. Nothing is
-    written if the folder is `gone`: deleted, moved or replaced.
+    `seeds` are these fields of each seed. Nothing is written if the folder is `gone`: deleted, moved or replaced.
     """
     fields = fields_of(seeds, stop_reason) | ({} if advice is None else {"advice": advice})
     finish_files(StopReason[fields["stop_reason"]], fields, config, run_dir, console, gone)
