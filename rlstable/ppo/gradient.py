@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.device import sharding
-from rlstable.device.trees import PyTree
+from rlstable.device.trees import Observation, PyTree
 from rlstable.guards import masked
 from rlstable.ppo.diagnostics import loss_metrics
 from rlstable.ppo.loss import Loss, LossTerms
@@ -59,7 +59,8 @@ class LossGradient:
 
         parts, targets, valid = self.loss.config.gradient_accumulation, minibatch.targets, minibatch.collected.valid
         if parts > 1 and targets is None:
-            targets = self._estimate(params, statistics, minibatch.collected, parts)
+            values = self._values(params, statistics, minibatch.collected.observation, parts)
+            targets = self.loss.estimate(params, statistics, minibatch.collected, values)
         if targets is not None:
             targets, std = self.loss.standardized(targets, valid, valid_share)
             # One number, broadcast to every sample so that gradient accumulation can split it with the samples.
@@ -75,22 +76,44 @@ class LossGradient:
         return gradients, metrics
 
     def targets(self, params: Params, statistics: Statistics, data: Collected) -> Targets:
-        """Value targets and advantages of the whole batch, `[rows, T]`, all from the same parameters."""
-        # With gradient accumulation the whole batch must not need more memory than one part of a minibatch.
-        parts = self.loss.config.gradient_accumulation
-        parts = 1 if parts == 1 else parts * self.loss.config.num_minibatches
-        targets: Targets = swap_axes(self._estimate(params, statistics, swap_axes(data), parts))
-        return targets
+        """Value targets and advantages of the whole batch, `[rows, T]`, all from the same parameters.
 
-    def _estimate(self, params: Params, statistics: Statistics, data: Collected, parts: int) -> Targets:
-        def estimate_part(part: Collected) -> Targets:
-            values = self.loss.networks.value(params, statistics, part.observation)
-            return self.loss.estimate(params, statistics, part, values)
+        The unrolls of an environment follow each other, so they are one sequence: an advantage takes rewards of later
+        unrolls into account. Brax, and `ppo.gae=per_update`, bootstrap at the end of every unroll.
+        """
+        config = self.loss.config
+        unrolls = config.rows // config.num_envs
+        length, envs = data.reward.shape[1], data.reward.shape[0] // unrolls
+
+        def sequences(x: jax.Array) -> jax.Array:  # `[rows, T]` to `[unrolls * T, envs]`
+            return jnp.swapaxes(x.reshape(unrolls, envs, length), 1, 2).reshape(-1, envs)
+
+        def rows(x: jax.Array) -> jax.Array:
+            return jnp.swapaxes(x.reshape(unrolls, length, envs), 1, 2).reshape(-1, length)
+
+        # With gradient accumulation the whole batch must not need more memory than one part of a minibatch.
+        parts = config.gradient_accumulation
+        parts = 1 if parts == 1 else parts * config.num_minibatches
+        values = self._values(params, statistics, swap_axes(data.observation), parts)
+        joined = data._replace(
+            reward=sequences(data.reward),
+            truncation=sequences(data.truncation),
+            termination=sequences(data.termination),
+            bootstrap_observation=swap_axes(jax.tree.map(lambda x: x[-envs:], data.bootstrap_observation)),
+        )
+        targets = self.loss.estimate(params, statistics, joined, sequences(swap_axes(values)))
+        return Targets(*map(rows, targets))
+
+    def _values(self, params: Params, statistics: Statistics, observation: Observation, parts: int) -> jax.Array:
+        """Value estimates `[T, B]`, computed in parts."""
+
+        def value(observation: Observation) -> jax.Array:
+            return self.loss.networks.value(params, statistics, observation)
 
         if parts == 1:
-            return estimate_part(data)
-        targets: Targets = jax.lax.map(estimate_part, _split(data, parts))
-        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1), targets)
+            return value(observation)
+        values = jax.lax.map(value, _split(observation, parts))
+        return jnp.moveaxis(values, 0, 1).reshape(values.shape[1], -1)
 
 
 def preprocess_batch(networks: Networks, statistics: Statistics, data: Collected) -> Collected:

@@ -16,7 +16,7 @@ from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo.build import init_tuning, make_networks, make_ppo
-from rlstable.ppo.gradient import preprocess_batch
+from rlstable.ppo.gradient import LossGradient, preprocess_batch
 from rlstable.ppo.loss import Loss, standardize
 from rlstable.ppo.records import Targets
 
@@ -328,3 +328,36 @@ def test_accumulated_gradient_equals_the_gradient_of_the_whole_minibatch(gae, ma
     accumulated, metrics = gradient(gae, 4)(params, statistics, data)
     close(accumulated, whole)
     assert jnp.isfinite(metrics["training/total_loss"])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_advantages_once_per_iteration_reach_over_all_unrolls_of_an_environment(parts):
+    """Two unrolls of four environments are four sequences, as if each were one unroll of twice the length."""
+    envs = B // 2
+    settings = tiny_config(
+        ppo={
+            "num_envs": envs, "batch_size": envs, "num_minibatches": 2, "unroll_length": T, "gae": "per_iteration",
+            "gradient_accumulation": parts,
+        }
+    )  # fmt: skip
+    ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), A)
+    params, statistics, long = experience(ppo.networks, 2 * T, envs)[:3]
+
+    def rows(x):  # as `collect` orders them: all environments of the first unroll, then those of the second
+        return jnp.concatenate([jnp.swapaxes(x[:T], 0, 1), jnp.swapaxes(x[T:], 0, 1)])
+
+    unused = jnp.full_like(long.bootstrap_observation, jnp.nan)  # observations after the first unrolls
+    data = jax.tree.map(rows, long._replace(bootstrap_observation=None))._replace(
+        bootstrap_observation=jnp.swapaxes(jnp.concatenate([unused, long.bootstrap_observation], axis=1), 0, 1)
+    )
+
+    @one_device
+    def both(params, data, long):
+        loss = Loss(ppo.networks, settings.ppo, settings.guards.limiters)
+        values = ppo.networks.value(params, statistics, long.observation)
+        found = LossGradient(loss, False, False).targets(params, statistics, data)
+        return found, loss.estimate(params, statistics, long, values)
+
+    found, wanted = both(params, data, long)
+    for name in ("value", "advantage"):
+        np.testing.assert_allclose(getattr(found, name), rows(getattr(wanted, name)), rtol=1e-5, atol=1e-6)
