@@ -24,7 +24,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test playground newest slow survival stability harm recovery bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test playground newest slow survival stability harm recovery tasks learn bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -61,6 +61,12 @@ recovery: $(STAMP) ## Train at a rate far too high, with second attempts and wit
 
 # With MINUTES a new race starts; without it the newest sitting is continued.
 LIMIT = $(if $(MINUTES),--minutes $(MINUTES))
+
+tasks: $(PLAYGROUND)/.installed ## Train every task by its plain command, five seeds, into docs/tasks.md; hours on a CPU, resumes where it stopped
+	$(PLAYGROUND)/bin/python -m scripts.tasks $(ARGS)
+
+learn: $(PLAYGROUND)/.installed ## Train seven tasks against thresholds, half an hour on a CPU; SHORT=1 for two tasks, three minutes
+	$(PLAYGROUND)/bin/python -m scripts.tasks --learn $(if $(SHORT),--short) $(ARGS)
 
 bench: $(STAMP) $(RIVALS) ## Measure times to a return, starts, speed and guards beside rivals, into docs/benchmarks.md; hours, resumes
 	$(BIN)/python -m scripts.bench $(LIMIT) $(ARGS)

@@ -1,0 +1,1 @@
+"""How much is learned, task by task, beside published curves."""

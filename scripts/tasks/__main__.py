@@ -1,0 +1,139 @@
+"""Trains every task by its plain command: which return is reached, and does it stay?
+
+python -m scripts.tasks                     # all missing tasks, in docs/tasks.jsonl; resumes where it stopped
+python -m scripts.tasks --only brax:hopper  # one task
+python -m scripts.tasks --page              # docs/tasks.md from the results
+python -m scripts.tasks --learn             # a few tasks against the thresholds of scripts/tasks/learn.yaml
+python -m scripts.tasks --learn --short     # two of them, in about three minutes
+
+A run is a process as a user starts it, with all seeds in one program. A change of the recipe makes its rows stale, and
+the task is trained again. Playground's tasks need its virtual environment, so `make tasks` uses it for all.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlstable.cli.compose import compose
+from rlstable.config import ConfigError
+from scripts import results
+from scripts.process import ROOT, environment, last_line
+from scripts.results import Row
+from scripts.tasks import learn, page
+
+SEEDS = 5
+EVALUATIONS = 20
+FOLDER = Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One task and what is published about it; see `tasks.yaml`."""
+
+    source: str  # brax or playground
+    name: str
+    record: Mapping[str, tuple[float, float]]  # published returns, and their steps in millions, by source
+    trivial: float | None = None  # return of a policy that learned nothing
+
+    @property
+    def command(self) -> list[str]:
+        """The overrides of the plain command."""
+        return [f"env={self.name}"] if self.source == "brax" else ["env=playground", f"env.name={self.name}"]
+
+
+@functools.cache
+def tasks() -> dict[str, Task]:
+    found = yaml.safe_load((FOLDER / "tasks.yaml").read_text())
+    return {
+        f"{source}:{name}": Task(source, name, **own) for source, named in found.items() for name, own in named.items()
+    }
+
+
+def recipe(overrides: Sequence[str]) -> str:
+    """Returns a digest of everything that the recipe decides."""
+    config = compose(list(overrides)).model_dump(mode="json")
+    decided = {name: config[name] for name in ("total_steps", "ppo", "network", "guards", "env")}
+    return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def train(overrides: Sequence[str], seeds: int) -> list[Row]:
+    """Trains the seeds in one process and returns a row for each."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        more = [f"seeds={seeds}", f"eval.num_evals={EVALUATIONS}", "devices=1", f"hydra.run.dir={run}"]
+        command = [sys.executable, "-m", "rlstable.train", *overrides, *more]
+        started = time.perf_counter()
+        done = subprocess.run(
+            command, cwd=folder, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True
+        )
+        minutes = (time.perf_counter() - started) / 60
+        folders = [run / f"seed-{seed}" for seed in range(seeds)] if seeds > 1 else [run]
+        if not all((own / "result.json").exists() for own in folders):
+            said = last_line(done.stderr) or last_line(done.stdout) or "no output"
+            raise ConfigError(f"{' '.join(overrides)}: exit code {done.returncode}, {said}")
+        named = re.search(r"^recipe: (\w+)", done.stdout, re.MULTILINE)
+        about = {"name": named.group(1) if named else "", "minutes": round(minutes, 1)}
+        return [{"seed": seed, **about, **_row(own)} for seed, own in enumerate(folders)]
+
+
+def _row(folder: Path) -> Row:
+    evaluated = [row for row in results.read(folder / "metrics.jsonl") if "eval/episode_reward" in row]
+    metrics = results.read(folder / "metrics.jsonl")[-1]
+    result = json.loads((folder / "result.json").read_text())
+    return {
+        "steps": [row["step"] for row in evaluated],
+        "returns": [row["eval/episode_reward"] for row in evaluated],
+        "handed_over": result["return"],
+        "stop_reason": result["stop_reason"],
+        "rollbacks": len(results.matching(results.read(folder / "events.jsonl"), kind="rolled_back")),
+        "trips": results.trips(metrics),
+    }
+
+
+def missing(rows: Sequence[Row], name: str, seeds: int) -> bool:
+    own = results.matching(rows, task=name, recipe=recipe(tasks()[name].command))
+    return len({row["seed"] for row in own}) < seeds
+
+
+def about() -> dict[str, Any]:
+    return {"commit": results.commit(), "versions": results.versions(), "device": results.device()}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = results.study_parser(__doc__, Path("docs/tasks.jsonl"), only=tasks())
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"default: {SEEDS}")
+    parser.add_argument("--learn", action="store_true", help="train the tasks of learn.yaml, into docs/learn.jsonl")
+    parser.add_argument("--short", action="store_true", help="with --learn: only the quick tasks")
+    asked = parser.parse_args(argv)
+    if asked.learn:
+        sys.exit(learn.main(asked.short, train, about()))
+    failed = 0
+    for name in () if asked.page else asked.only or tasks():
+        command = tasks()[name].command
+        try:
+            if missing(results.read(asked.out), name, asked.seeds):
+                rows = train(command, asked.seeds)
+                results.add(asked.out, [{"task": name, "recipe": recipe(command), **row, **about()} for row in rows])
+                last = ", ".join(f"{row['returns'][-1]:.4g}" for row in rows)
+                print(f"{name:28} {last} ({rows[0]['minutes']} min)", flush=True)
+        except ConfigError as error:
+            failed += 1
+            print(f"tasks: {error}", file=sys.stderr, flush=True)
+    page.write(results.read(asked.out), tasks(), asked.out.with_suffix(".md"))
+    if failed:
+        sys.exit(f"tasks: {failed} of the tasks failed; run it again to retry them")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The page of `make tasks`: a row per task with returns, falls, a curve, and the published returns."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlstable.policy.statistics import estimate, interquartile_mean
+from scripts import pages
+from scripts.results import Row
+
+if TYPE_CHECKING:
+    from scripts.tasks.__main__ import Task
+
+KEPT = 0.8
+ENOUGH = 0.9  # share of a public record
+_BARS = "▁▂▃▄▅▆▇█"
+_HEADER = (
+    "task", "recipe", "steps, millions", "minutes", "last return, IQM [95 %]", "least seed", "handed over, IQM",
+    "curve", "below 0.8 of the best: at the end", "ever", "public record", "ratio", "another record",
+)  # fmt: skip
+_SOURCES = {"zoo": "Zoo", "slm": "SLM-Lab", "reppo": "Brax PPO"}
+
+
+def latest(rows: Sequence[Row], name: str) -> list[Row]:
+    """Returns the rows of a task's newest recipe, one per seed."""
+    own = [row for row in rows if row["task"] == name]
+    found = {row["seed"]: row for row in own if row["recipe"] == own[-1]["recipe"]}
+    return [found[seed] for seed in sorted(found)]
+
+
+def curve(row: Row) -> np.ndarray:
+    """Returns a seed's evaluations; an evaluation without a finite return counts as the lowest one."""
+    values = np.array([np.nan if value is None else value for value in row["returns"]], float)
+    return np.where(np.isfinite(values), values, np.nanmin(values))
+
+
+def kept(returns: np.ndarray) -> np.ndarray:
+    """Returns each evaluation's share of the best gain, from 0 on, or from the first evaluation if that is below 0."""
+    start = min(0.0, float(returns[0]))
+    gained = returns.max() - start
+    return (returns - start) / gained if gained > 0 else np.ones_like(returns)
+
+
+def sparkline(curves: Sequence[np.ndarray]) -> str:
+    """Returns the median curve in characters, from the lowest to the highest value, at least from 0."""
+    median = np.median(curves, axis=0)
+    low, high = min(0.0, median.min()), max(0.0, median.max())
+    levels = (median - low) / max(high - low, 1e-9) * (len(_BARS) - 1)
+    return "".join(_BARS[round(level)] for level in levels)
+
+
+def line(rows: Sequence[Row], name: str, task: "Task") -> list[str]:
+    own = latest(rows, name)
+    curves = [curve(row) for row in own]
+    last = estimate([values[-1] for values in curves], interquartile_mean)
+    given = interquartile_mean([row["handed_over"] for row in own])
+    shares = [kept(values) for values in curves]
+    ended = sum(values[-1] < KEPT for values in shares)
+    ever = sum(values[values.argmax() :].min() < KEPT for values in shares)
+    records = [f"{_SOURCES[source]} {value:,.4g} ({steps:g} million)" for source, (value, steps) in task.record.items()]
+    first = next(iter(task.record.values()), None)
+    return [
+        task.name, own[0]["name"], f"{own[0]['steps'][-1] / 1e6:.2g}", f"{own[0]['minutes']:.1f}",
+        f"{last.value:,.4g}" + ("" if last.low is None else f" [{last.low:,.4g}, {last.high:,.4g}]"),
+        f"{min(values[-1] for values in curves):,.4g}", f"{given:,.4g}", sparkline(curves),
+        f"{ended} of {len(own)}", f"{ever} of {len(own)}",
+        records[0] if records else "none", "" if first is None else f"{last.value / first[0]:.2f}",
+        ", ".join(records[1:]),
+    ]  # fmt: skip
+
+
+def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path) -> None:
+    trained = {name: task for name, task in tasks.items() if any(row["task"] == name for row in rows)}
+    parts = {}
+    for source in ("brax", "playground"):
+        lines = [line(rows, name, task) for name, task in trained.items() if task.source == source]
+        parts[source] = "\n".join(pages.table(_HEADER, lines, (0, 1, 7))) if lines else "Not trained yet."
+    compared = [
+        interquartile_mean([curve(row)[-1] for row in latest(rows, name)]) / next(iter(task.record.values()))[0]
+        for name, task in trained.items()
+        if task.record
+    ]
+    ends = [kept(curve(row)) for name in trained for row in latest(rows, name)]
+    reached = sum(ratio >= ENOUGH for ratio in compared)
+    ended = sum(values[-1] < KEPT for values in ends)
+    ever = sum(values[values.argmax() :].min() < KEPT for values in ends)
+    parts["answer"] = (
+        f"{len(trained)} of {len(tasks)} tasks trained. {reached} of {len(compared)} with a public record reach"
+        f" {ENOUGH:.0%} of it or more. Seeds below {KEPT} of their best return: {ended} of {len(ends)} at the end,"
+        f" {ever} at any evaluation after the best."
+    )
+    pages.fill(path, parts)

@@ -1,0 +1,115 @@
+"""The study of all tasks: its list of tasks, its page, and the thresholds of `make learn`."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from rlstable.config.defaults import config_dir
+from scripts.tasks import __main__ as study
+from scripts.tasks import learn, page
+from scripts.tasks.__main__ import Task
+
+HOPPER = Task("brax", "hopper", {"zoo": (2410, 1), "slm": (1654, 4)}, trivial=1000)
+
+
+def row(seed, returns, recipe="a", **more):
+    steps = [500_000 * (number + 1) for number in range(len(returns))]
+    fields = {"task": "brax:hopper", "recipe": recipe, "name": "cpu", "minutes": 3.1, "handed_over": max(returns)}
+    return {**fields, "seed": seed, "steps": steps, "returns": returns, **more}
+
+
+def test_every_brax_task_and_the_control_suite_are_listed():
+    listed = study.tasks()
+    own = {name.stem for name in (config_dir() / "env").glob("*.yaml")} - {"import", "playground", "fast"}
+    assert {task.name for task in listed.values() if task.source == "brax"} == own
+    assert len([task for task in listed.values() if task.source == "playground"]) == 25
+
+
+def test_command_of_a_task_is_the_plain_one():
+    assert study.tasks()["brax:walker2d"].command == ["env=walker2d"]
+    assert study.tasks()["playground:CheetahRun"].command == ["env=playground", "env.name=CheetahRun"]
+
+
+def test_every_threshold_is_far_above_what_a_trivial_policy_returns():
+    listed = study.tasks()
+    for name, wanted in yaml.safe_load((study.FOLDER / "learn.yaml").read_text())["tasks"].items():
+        assert wanted["least"] <= wanted["mean"]
+        assert wanted["mean"] > 1.5 * (listed[name].trivial or 0)
+
+
+def test_share_of_the_best_counts_from_the_first_return_if_returns_are_negative():
+    np.testing.assert_allclose(page.kept(np.array([-10.0, 0.0, -2.0])), [0.0, 1.0, 0.8])
+    np.testing.assert_allclose(page.kept(np.array([5.0, 10.0, 2.0])), [0.5, 1.0, 0.2])
+    np.testing.assert_allclose(page.kept(np.array([0.0, 0.0])), [1.0, 1.0])
+
+
+def test_line_of_a_task_has_returns_falls_curve_and_record():
+    rows = [row(0, [100.0, 2000.0, 2500.0]), row(1, [100.0, 3000.0, 1000.0]), row(2, [100.0, 1000.0, 3000.0])]
+    cells = page.line(rows, "brax:hopper", HOPPER)
+    assert cells[:4] == ["hopper", "cpu", "1.5", "3.1"]
+    assert cells[4].startswith("2,167 [")  # three seeds: the interquartile mean is the mean
+    assert cells[5:8] == ["1,000", "2,833", "▁▇█"]
+    assert cells[8:] == ["1 of 3", "1 of 3", "Zoo 2,410 (1 million)", "0.90", "SLM-Lab 1,654 (4 million)"]
+
+
+def test_evaluation_without_a_finite_return_counts_as_the_lowest_one():
+    np.testing.assert_array_equal(page.curve(row(0, [3.0, 7.0]) | {"returns": [3.0, None, 7.0]}), [3.0, 3.0, 7.0])
+
+
+def test_page_shows_the_rows_of_the_newest_recipe_only():
+    rows = [row(0, [1.0], "a"), row(1, [1.0], "a"), row(0, [2.0], "b"), row(0, [3.0], "b")]
+    assert [(found["recipe"], found["returns"]) for found in page.latest(rows, "brax:hopper")] == [("b", [3.0])]
+
+
+def test_page_says_how_many_tasks_reach_their_record(tmp_path):
+    target = tmp_path / "tasks.md"
+    target.write_text("# Tasks\n")
+    page.write(
+        [row(0, [2400.0]), row(1, [2500.0])], {"brax:hopper": HOPPER, "brax:ant": Task("brax", "ant", {})}, target
+    )
+    text = target.read_text()
+    assert "1 of 2 tasks trained. 1 of 1 with a public record" in text
+    assert "2,450" in text
+    assert "Not trained yet." in text  # Playground's tasks
+
+
+def test_changed_recipe_makes_the_rows_of_a_task_stale():
+    rows = [row(seed, [1.0], recipe="old") for seed in range(5)]
+    assert study.missing(rows, "brax:hopper", 5)
+    current = study.recipe(["env=hopper"])
+    rows = [row(seed, [1.0], recipe=current) for seed in range(5)]
+    assert not study.missing(rows, "brax:hopper", 5)
+    assert study.missing(rows[:4], "brax:hopper", 5)
+    assert study.recipe(["env=hopper", "ppo.discounting=0.5"]) != current
+
+
+@pytest.mark.parametrize(
+    ("returns", "reached"),
+    [((9.0, 11.0), True), ((4.0, 20.0), False), ((8.0, 9.0), False), ((float("nan"), 30.0), False)],
+)
+def test_threshold_is_reached_by_mean_and_least_return(returns, reached):
+    assert learn.judge(returns, {"mean": 10.0, "least": 5.0}) is reached
+
+
+def test_missed_threshold_is_named_and_stays_in_the_history(tmp_path):
+    thresholds = {"seeds": 2, "tasks": {
+        "brax:hopper": {"command": "env=hopper", "mean": 10, "least": 5, "short": True},
+        "brax:ant": {"command": "env=ant total_steps=1", "mean": 10, "least": 5},
+    }}  # fmt: skip
+    file = tmp_path / "learn.yaml"
+    file.write_text(yaml.safe_dump(thresholds, sort_keys=False))
+    asked = []
+
+    def train(overrides, seeds):
+        asked.append((overrides, seeds))
+        return [{"returns": [0.0, 20.0 if overrides == ["env=hopper"] else 4.0]}] * seeds
+
+    out = tmp_path / "learn.jsonl"
+    assert learn.main(True, train, {"commit": "abc"}, out, file) is None
+    assert learn.main(False, train, {"commit": "def"}, out, file) == "learn: too low a return: brax:ant"
+    assert asked == [(["env=hopper"], 2), (["env=hopper"], 2), (["env=ant", "total_steps=1"], 2)]
+    history = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["missed"] for row in history] == [[], ["brax:ant"]]
+    assert "**4 (least 4)**" in (tmp_path / "learn.md").read_text()
