@@ -25,7 +25,7 @@ _STORY = {
     "precision_changed": "{before} to {level}",
     "return_collapsed": "return collapsed",
     "return_fall_refuted": "fall of the return refuted",
-    "checkpoint_failed": "checkpoint {iteration} failed",
+    "checkpoint_failed": "checkpoint {checkpoint} failed",
     "sink_failed": "{sink} failed",
 }
 

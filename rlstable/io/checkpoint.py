@@ -192,7 +192,7 @@ class Checkpoints:
             self.directory,
             lambda: self.all()[::-1] if number is None else [number],
             read,
-            lambda step, error: self._event("checkpoint_damaged", iteration=step, error=error),
+            lambda step, error: self._event("checkpoint_damaged", checkpoint=step, error=error),
         )
         self._keep_damaged(damaged)
         # With x64, every dtype is preserved; otherwise float64 leaves would silently become float32.
@@ -257,7 +257,7 @@ class Checkpoints:
 
     def _report_success(self, number: int) -> None:
         failures, self._failures, self._retry_at = self._failures, 0, None
-        self._event("checkpoint_saved_again", iteration=number, failures=failures)
+        self._event("checkpoint_saved_again", checkpoint=number, failures=failures)
 
     def _keep_damaged(self, steps: list[int]) -> None:
         """Renames damaged checkpoints, so that they are not restored but can still be examined."""
@@ -291,7 +291,7 @@ class Checkpoints:
         self.error = error
         self._retry_at = number + min(2 ** min(self._failures, 32), self._config.every)
         self._failures += 1
-        self._event("checkpoint_failed", iteration=number, error=one_line(error))
+        self._event("checkpoint_failed", checkpoint=number, error=one_line(error))
         return False
 
     def _event(self, kind: str, **fields: Any) -> None:

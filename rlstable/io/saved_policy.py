@@ -63,7 +63,7 @@ def restore_policy(
             scores = read_scores(manager, folder, steps)
             # Checkpoints with an unreadable score come first: they may be the best, so their damage must be reported.
             unknown = [step for step in reversed(steps) if step not in scores]
-            best = [step for step in steps if step == confirmed.get("confirmed_iteration")]
+            best = [step for step in steps if step == confirmed.get("confirmed_checkpoint")]
             return list(dict.fromkeys([*best, *unknown, *ranked(scores, steps), *reversed(steps)]))
         return steps[::-1] if which == "latest" else [step for step in steps if step == which]
 
@@ -76,7 +76,7 @@ def restore_policy(
             folder,
             candidates,
             read,
-            lambda step, error: notify("checkpoint_damaged", {"iteration": step, "error": error}),
+            lambda step, error: notify("checkpoint_damaged", {"checkpoint": step, "error": error}),
         )
     finally:
         manager.close()
@@ -86,12 +86,12 @@ def restore_policy(
         for key in leaf.keys[:-1]:
             inner = inner.setdefault(key, {})
         inner[leaf.keys[-1]] = arrays[leaf.path]
-    if step == confirmed.get("confirmed_iteration"):
+    if step == confirmed.get("confirmed_checkpoint"):
         return policy, {**manifest.host, "confirmed_return": confirmed.get("confirmed_return")}
     return policy, manifest.host
 
 
 def _warn(folder: Path, kind: str, fields: dict[str, Any]) -> None:
     del kind
-    text = f"{folder / str(fields['iteration'])} is damaged ({fields['error']}); using another checkpoint"
+    text = f"{folder / str(fields['checkpoint'])} is damaged ({fields['error']}); using another checkpoint"
     warnings.warn(f"rlstable: {text}", RuntimeWarning, stacklevel=2)

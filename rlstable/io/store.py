@@ -211,7 +211,7 @@ def first_readable(
                 on_damage(step, str(error))
     if len(tried) == 1:
         [(step, why)] = tried.items()
-        raise ConfigError(f"{directory / str(step)}: cannot be read ({why}); choose another iteration or run folder")
+        raise ConfigError(f"{directory / str(step)}: cannot be read ({why}); choose another checkpoint or run folder")
     if tried:
         listed = "; ".join(f"{step}: {why}" for step, why in tried.items())
         raise ConfigError(

@@ -88,7 +88,7 @@ class Candidate(NamedTuple):
     """A checkpoint that may hold the best policy."""
 
     seed: Seed
-    iteration: int
+    number: int
     step: int
     score: float | None  # return of its single evaluation in training; None if it was not evaluated
     policy: PolicySnapshot  # with the random key of the fresh episodes
@@ -139,7 +139,7 @@ def _is_due(seed: Seed) -> bool:
     config = seed.config.checkpoint
     if not config.enabled or not config.confirm_best or not seed.checkpoints.ranked():
         return False
-    if seed.confirmed.get("confirmed_iteration") in seed.checkpoints.all():
+    if seed.confirmed.get("confirmed_checkpoint") in seed.checkpoints.all():
         return False  # a finished run was resumed, and there is nothing left to train
     seed.confirmed = {}
     return True
@@ -150,12 +150,12 @@ def _candidates(seed: Seed) -> Iterator[Candidate]:
     scores = dict(seed.checkpoints.ranked())
     best = list(scores)[: seed.config.checkpoint.confirm_best]
     template = snapshot_of(seed.state, seed.keys.fresh_evaluation)
-    for iteration in dict.fromkeys([*best, *seed.checkpoints.all()[-1:]]):
+    for number in dict.fromkeys([*best, *seed.checkpoints.all()[-1:]]):
         try:
-            arrays, host = restore_policy(seed.run_dir, iteration, lambda kind, fields: seed.event(kind, **fields))
+            arrays, host = restore_policy(seed.run_dir, number, lambda kind, fields: seed.event(kind, **fields))
         except ConfigError:
             continue
-        yield Candidate(seed, iteration, int(host["step"]), scores.get(iteration), _policy_of(arrays, template))
+        yield Candidate(seed, number, int(host["step"]), scores.get(number), _policy_of(arrays, template))
 
 
 def _policy_of(arrays: dict[str, Any], template: PolicySnapshot) -> PolicySnapshot:
@@ -169,19 +169,18 @@ def _policy_of(arrays: dict[str, Any], template: PolicySnapshot) -> PolicySnapsh
 
 def _record(seed: Seed, returns: list[tuple[float, Candidate]]) -> None:
     """Records the candidate with the highest return; of equal candidates, the latest one."""
-    value, best = max(returns, key=lambda pair: (pair[0], pair[1].iteration), default=(-np.inf, None))
+    value, best = max(returns, key=lambda pair: (pair[0], pair[1].number), default=(-np.inf, None))
     if best is None or not np.isfinite(value):
         return _log_not_confirmed([seed], because="no candidate has a return")
     episodes, newest = seed.config.eval.num_envs, seed.checkpoints.all()[-1]
-    latest = next((value for value, one in returns if one.iteration == newest and np.isfinite(value)), None)
+    latest = next((value for value, one in returns if one.number == newest and np.isfinite(value)), None)
     seed.confirmed = {
         "confirmed_return": float(value),
-        "confirmed_iteration": best.iteration,
-        "confirmed_step": best.step,
+        "confirmed_checkpoint": best.number,
         "confirmed_episodes": episodes,
         "confirmed_last_return": latest,
     }
-    fields = {"iteration": best.iteration, "step": best.step, "return": float(value), "score": best.score}
+    fields = {"checkpoint": best.number, "step": best.step, "return": float(value), "score": best.score}
     seed.event("best_confirmed", **fields, candidates=len(returns), episodes=episodes)
 
 

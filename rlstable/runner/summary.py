@@ -266,12 +266,12 @@ def _policy_fields(seed: Seed) -> dict[str, Any]:
     if not hosts.is_writer() or not seed.config.checkpoint.enabled or seed.saving.gone:
         return fields
     scores: dict[int, float | None] = dict(checkpoints.ranked())
-    iteration: int | None = fields.get("confirmed_iteration", next(iter(scores), checkpoints.latest()))
-    saved = None if iteration is None else checkpoints.host_data(iteration)
-    if iteration is None or saved is None:
+    number: int | None = fields.get("confirmed_checkpoint", next(iter(scores), checkpoints.latest()))
+    saved = None if number is None else checkpoints.host_data(number)
+    if number is None or saved is None:
         return fields
-    value = fields.get("confirmed_return", scores.get(iteration, host.last_return))
-    known = [number for number in (value, host.best_return) if number is not None]
+    value = fields.get("confirmed_return", scores.get(number, host.last_return))
+    known = [one for one in (value, host.best_return) if one is not None]
     fields |= {"return": value, "best_return": max(known, default=None)}
     about = saved["host"]
     origin = {"iteration": about["iteration"], "step": saved["step"]} | (about.get("replaced") or {})

@@ -52,12 +52,12 @@ def test_plain_console_aligns_and_throttles_its_lines():
 def test_console_prints_each_event_in_one_line():
     console, stream, _ = make_plain()
     console.event(123_456, "guard_tripped", {"guard": "quarantine", "physics": 2, "reward": 1})
-    console.event(5, "checkpoint_failed", {"iteration": 1200, "error": "OSError: No space\n  left on device"})
+    console.event(5, "checkpoint_failed", {"checkpoint": 1200, "error": "OSError: No space\n  left on device"})
     console.event(0, "resumed", {"iteration": 3, "version": "0.1.0"})
     console.event(7, "error", {})
     assert stream.getvalue().splitlines() == [
         "! step 123,456  quarantine: 3 trips (physics 2, reward 1)",
-        "! step 5  checkpoint_failed: iteration 1,200, error OSError: No space left on device",
+        "! step 5  checkpoint_failed: checkpoint 1,200, error OSError: No space left on device",
         "- step 0  resumed: iteration 3, version 0.1.0",
         "! step 7  error",
     ]

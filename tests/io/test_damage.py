@@ -77,7 +77,7 @@ def test_damaged_file_restores_the_checkpoint_before_or_does_not_matter(whole, t
         shutil.copytree(whole, run)
         damage(run / "checkpoints/3" / name)
         events: list[tuple[str, int]] = []
-        record = lambda kind, fields, events=events: events.append((kind, fields["iteration"]))  # noqa: E731
+        record = lambda kind, fields, events=events: events.append((kind, fields["checkpoint"]))  # noqa: E731
         with Checkpoints(run, SYNC, record) as checkpoints:
             state, host = checkpoints.restore(TEMPLATE)
             used = fell_back[str(name)] = host["i"]
@@ -99,7 +99,7 @@ def test_restored_policy_is_the_best_undamaged_one(whole, tmp_path):
         shutil.copytree(whole, run)
         flip(run / "checkpoints/2" / name)
         events: list[int] = []
-        policy, host = restore_policy(run, "best", lambda _, fields, events=events: events.append(fields["iteration"]))
+        policy, host = restore_policy(run, "best", lambda _, fields, events=events: events.append(fields["checkpoint"]))
         used[str(name)] = host["i"]
         np.testing.assert_array_equal(policy["w"], snapshot_of(host["i"])["w"])
         assert events == ([2] if host["i"] == 3 else [])
@@ -127,7 +127,7 @@ def test_run_saves_again_under_the_number_of_a_damaged_checkpoint(run, before):
 def test_damaged_checkpoint_that_was_requested_by_number_is_an_error(run):
     flip(next(run.glob("checkpoints/3/policy/d/*")))
     empty(run / "checkpoints/3/manifest/metadata")
-    refused = rf"^{run}/checkpoints/3: cannot be read \(JSONDecodeError: .*\); choose another iteration or run folder$"
+    refused = rf"^{run}/checkpoints/3: cannot be read \(JSONDecodeError: .*\); choose another checkpoint or run folder$"
     with Checkpoints(run, SYNC) as checkpoints, pytest.raises(ConfigError, match=refused):
         checkpoints.restore(TEMPLATE, 3)
     with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def test_error_names_all_checkpoints_if_none_can_be_read(run):
     for i in (1, 2, 3):
         empty(run / f"checkpoints/{i}/manifest/metadata")
     events: list[int] = []
-    with Checkpoints(run, SYNC, lambda kind, fields: events.append(fields["iteration"])) as checkpoints:
+    with Checkpoints(run, SYNC, lambda kind, fields: events.append(fields["checkpoint"])) as checkpoints:
         with pytest.raises(ConfigError) as raised:
             checkpoints.restore(TEMPLATE)
         assert checkpoints.all() == [1, 2, 3]

@@ -57,7 +57,7 @@ def fill(disk: Path) -> Path:
 def test_save_on_a_full_disk_is_retried_with_growing_delay(disk, asynchronous):
     events: list[tuple[str, int]] = []
     config = CheckpointConfig(every=100, keep=1, keep_best=0, asynchronous=asynchronous)
-    with Checkpoints(disk, config, lambda kind, fields: events.append((kind, fields["iteration"]))) as checkpoints:
+    with Checkpoints(disk, config, lambda kind, fields: events.append((kind, fields["checkpoint"]))) as checkpoints:
         assert checkpoints.save(100, noise(100), POLICY, {"i": 100})
         assert checkpoints.wait()
         filler, tried = fill(disk), []
@@ -94,7 +94,7 @@ def test_failing_saves_leave_nothing_on_stderr(disk, capfd):
 def test_failure_of_an_asynchronous_save_is_reported_without_waiting(disk):
     events: list[int] = []
     config = CheckpointConfig(every=1000)
-    with Checkpoints(disk, config, lambda kind, fields: events.append(fields["iteration"])) as checkpoints:
+    with Checkpoints(disk, config, lambda kind, fields: events.append(fields["checkpoint"])) as checkpoints:
         assert checkpoints.save(1, {"x": np.zeros(1)}, POLICY, {})
         assert checkpoints.wait()
         fill(disk)

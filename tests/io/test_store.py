@@ -58,7 +58,7 @@ def test_missing_and_nan_scores_are_never_best(tmp_path):
 def test_number_that_is_taken_is_a_failed_save_that_changes_no_checkpoint(tmp_path, asynchronous):
     events = []
     config = CheckpointConfig(asynchronous=asynchronous)
-    with Checkpoints(tmp_path, config, lambda kind, fields: events.append((kind, fields["iteration"]))) as checkpoints:
+    with Checkpoints(tmp_path, config, lambda kind, fields: events.append((kind, fields["checkpoint"]))) as checkpoints:
         save_scores(checkpoints, {2: 2.0})
         assert not checkpoints.save(2, {"x": np.zeros(2, int)}, POLICY, {"i": -2})
         assert checkpoints.restore({"x": np.zeros(2, int)})[1] == {"i": 2}
@@ -72,13 +72,13 @@ def test_unwritable_checkpoint_folder_is_an_event_and_no_crash(tmp_path):
     events = []
     with Checkpoints(tmp_path, CheckpointConfig(), lambda kind, fields: events.append((kind, fields))) as checkpoints:
         assert not checkpoints.save(3, {"x": np.ones(2)}, POLICY, {})
-        assert [(kind, fields["iteration"]) for kind, fields in events] == [("checkpoint_failed", 3)]
+        assert [(kind, fields["checkpoint"]) for kind, fields in events] == [("checkpoint_failed", 3)]
         assert events[0][1]["error"].startswith("FileExistsError: ")
         assert checkpoints.latest() is None
         (tmp_path / "checkpoints").unlink()  # mended: the next save succeeds
         assert checkpoints.save(4, {"x": np.ones(2)}, POLICY, {})
         assert checkpoints.all() == [4]
-    assert events[1:] == [("checkpoint_saved_again", {"iteration": 4, "failures": 1})]
+    assert events[1:] == [("checkpoint_saved_again", {"checkpoint": 4, "failures": 1})]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -87,7 +87,7 @@ def test_save_beyond_the_file_size_limit_is_an_event_and_keeps_the_last_checkpoi
     config = CheckpointConfig(keep=1, asynchronous=asynchronous)
     noise = {"x": np.random.default_rng(0).random(400_000)}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Checkpoints(tmp_path, config, lambda kind, fields: events.append((kind, fields["iteration"]))) as checkpoints:
+    with Checkpoints(tmp_path, config, lambda kind, fields: events.append((kind, fields["checkpoint"]))) as checkpoints:
         save_scores(checkpoints, {1: None})
         assert checkpoints.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # stands in for a full disk

@@ -117,13 +117,13 @@ def test_with_confirmation_a_lucky_evaluation_does_not_choose_the_policy(
     result, evaluators = run
     left = read_result(result.run_dir) or {}
     assert left["best_return"] == LUCKY
-    assert left["confirmed_iteration"] != 3 and left["confirmed_return"] < LUCKY
-    assert left["confirmed_step"] == left["confirmed_iteration"] * ITERATION == left["policy_step"]
+    assert left["confirmed_checkpoint"] != 3 and left["confirmed_return"] < LUCKY
+    assert left["confirmed_checkpoint"] * ITERATION == left["policy_step"]
     assert left["return"] == left["confirmed_return"] == result.policy_return >= left["confirmed_last_return"]
-    assert iteration_of(result.policy) == iteration_of(load_policy(result.run_dir)) == left["confirmed_iteration"]
+    assert iteration_of(result.policy) == iteration_of(load_policy(result.run_dir)) == left["confirmed_checkpoint"]
     assert iteration_of(load_policy(result.run_dir, 3)) == 3
     [event] = events(result.run_dir, "best_confirmed")
-    assert (event["iteration"], event["return"]) == (left["confirmed_iteration"], left["confirmed_return"])
+    assert (event["checkpoint"], event["return"]) == (left["confirmed_checkpoint"], left["confirmed_return"])
     assert event["candidates"] == len(evaluators.played) - 4
 
 
@@ -162,7 +162,7 @@ def test_load_policy_chooses_by_evaluation_once_the_record_or_its_checkpoint_is_
     run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
-    confirmed = (read_result(folder) or {})["confirmed_iteration"]
+    confirmed = (read_result(folder) or {})["confirmed_checkpoint"]
     shutil.move(folder / "checkpoints" / str(confirmed), tmp_path / "moved")
     assert iteration_of(load_policy(folder)) == 3
     shutil.move(tmp_path / "moved", folder / "checkpoints" / str(confirmed))
@@ -182,7 +182,7 @@ def test_damaged_candidate_is_reported_and_left_out(tmp_path: Path) -> None:
     assert result.stop_reason is StopReason.completed
     [damaged] = events(tmp_path, "checkpoint_damaged")
     [confirmed] = events(tmp_path, "best_confirmed")
-    assert damaged["iteration"] == 3 and confirmed["iteration"] != 3
+    assert damaged["checkpoint"] == 3 and confirmed["checkpoint"] != 3
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("no room"), RuntimeError("a device went away")])
@@ -222,8 +222,8 @@ def test_failed_run_confirms_its_saved_checkpoints(tmp_path: Path, monkeypatch: 
     result = TrainingLoop(learning(), tmp_path).run()
     assert result.stop_reason is StopReason.policy_diverged
     left = read_result(tmp_path) or {}
-    assert left["confirmed_iteration"] in (3, 6) and left["confirmed_return"] is not None
-    assert iteration_of(result.policy) == left["confirmed_iteration"]
+    assert left["confirmed_checkpoint"] in (3, 6) and left["confirmed_return"] is not None
+    assert iteration_of(result.policy) == left["confirmed_checkpoint"]
 
 
 def test_signal_while_the_best_is_confirmed_ends_the_confirmation(
@@ -281,9 +281,9 @@ def test_seeds_are_confirmed_together_in_full_batches(tmp_path: Path, monkeypatc
         left = read_result(own.run_dir) or {}
         assert left["best_return"] == LUCKY
         assert left["confirmed_return"] < LUCKY
-        assert iteration_of(own.policy) == left["confirmed_iteration"]
+        assert iteration_of(own.policy) == left["confirmed_checkpoint"]
         found[own.run_dir] = left["confirmed_return"]
-        iterations.add(left["confirmed_iteration"])
+        iterations.add(left["confirmed_checkpoint"])
         [event] = events(own.run_dir, "best_confirmed")
         candidates += event["candidates"]
     assert iterations != {3}  # of one seed the lucky policy is indeed the best

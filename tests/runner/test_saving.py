@@ -115,7 +115,7 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
     assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or check its permissions; then ")
-    assert [event["iteration"] for event in events(tmp_path, "checkpoint_failed")] == [4, 5, 6, 7, 8, 8]
+    assert [event["checkpoint"] for event in events(tmp_path, "checkpoint_failed")] == [4, 5, 6, 7, 8, 8]
     assert steps_in(tmp_path / "checkpoints") == [2, 3]
     assert np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
     monkeypatch.undo()
@@ -139,7 +139,7 @@ def test_last_save_that_fails_is_tried_again_when_the_run_ends(tmp_path: Path, m
     monkeypatch.setattr(Checkpoints, "_begin", broken)
     assert TrainingLoop(quick(), tmp_path).run().stop_reason is StopReason.completed
     assert steps_in(tmp_path / "checkpoints") == [7, 8]
-    assert [event["iteration"] for event in events(tmp_path, "checkpoint_saved_again")] == [LAST]
+    assert [event["checkpoint"] for event in events(tmp_path, "checkpoint_saved_again")] == [LAST]
 
 
 def test_checkpoints_of_a_period_are_kept_after_iterations_were_lost(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_run_on_a_full_disk_trains_to_its_end_and_keeps_its_checkpoints(
     # With one checkpoint there is no old one that could be deleted.
     assert run(disk, fill_and_empty(disk), keep=1) is StopReason.not_saved
     printed = capsys.readouterr().out
-    assert "checkpoint_failed: iteration 4, error " in printed and "No space left on device" in printed
+    assert "checkpoint_failed: checkpoint 4, error " in printed and "No space left on device" in printed
     assert "sink_failed: sink JsonLines, error OSError" in printed
     assert "stop reason  not_saved" in printed
     assert result(disk)["unsaved_steps"] == 11 * ITERATION  # written into reserved space
