@@ -72,7 +72,7 @@ def outcome_of(result: Mapping[str, Any] | None) -> Outcome:
         _whole(result.get("confirmed_episodes")),
         _whole(result.get("policy_iteration")),
         step,
-        step is not None and step == result.get("step"),
+        result.get("policy_is_last") is True,
         _finite(last),
         fallen,
     )

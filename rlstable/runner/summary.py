@@ -275,7 +275,8 @@ def _policy_fields(seed: Seed) -> dict[str, Any]:
     fields |= {"return": value, "best_return": max(known, default=None)}
     about = saved["host"]
     origin = {"iteration": about["iteration"], "step": saved["step"]} | (about.get("replaced") or {})
-    fields |= {"policy_iteration": origin["iteration"], "policy_step": origin["step"]}
+    is_last = number == host.logged_iteration and host.replaced is None
+    fields |= {"policy_iteration": origin["iteration"], "policy_step": origin["step"], "policy_is_last": is_last}
     if host.replaced is not None:
         fields["fallen_return"] = host.replaced["fallen_return"]
     return fields

@@ -10,8 +10,9 @@ from rlstable.io.outcome import outcome_of
 
 EVALUATED = {"step": 600, "return": 20.0, "best_return": 20.0, "last_return": 12.0}
 FRESH = {"confirmed_return": 15.0, "return": 15.0, "confirmed_episodes": 32, "confirmed_last_return": 11.0}
-LAST = {"policy_iteration": 60, "policy_step": 600}
-EARLIER = {"policy_iteration": 46, "policy_step": 460}
+LAST = {"policy_iteration": 60, "policy_step": 600, "policy_is_last": True}
+EARLIER = {"policy_iteration": 46, "policy_step": 460, "policy_is_last": False}
+OF_ANOTHER_ATTEMPT = LAST | {"policy_is_last": False}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,8 @@ EARLIER = {"policy_iteration": 46, "policy_step": 460}
         ({**EVALUATED, **LAST, "last_return": 20.0}, "20.0, not confirmed", "the last state, iteration 60, step 600"),
         ({**EVALUATED, **EARLIER}, "20.0, not confirmed",
          "iteration 46, step 460; the last evaluation returned 12.0"),
+        ({**EVALUATED, **OF_ANOTHER_ATTEMPT}, "20.0, not confirmed",
+         "iteration 60, step 600; the last evaluation returned 12.0"),
         ({**EVALUATED, **EARLIER, "last_return": None}, "20.0, not confirmed",
          "iteration 46, step 460, not the last state"),
         ({**EVALUATED, **EARLIER, "return": 18.0}, "18.0, not confirmed (best single evaluation 20.0)",
