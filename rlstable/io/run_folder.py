@@ -119,7 +119,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
             is None, or it holds no run to resume.
     """
     require_usable_name(run_dir)
-    original = copied_folder(run_dir, resume)
+    original = _copied_folder(run_dir, resume)
     # Checked first, so that a mistake creates no folder.
     if original is not None:
         _holds_a_run_to_resume(original, resume, seeds)
@@ -134,8 +134,8 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
             write_atomically(run_dir / _RESERVE, os.urandom(_RESERVED))
             resumes = _holds_a_run_to_resume(run_dir, resume, seeds)  # a run may have ended since the first check
             if original is not None:
-                unfinished = shutil.ignore_patterns(".lock", _RESERVE, "*.orbax-checkpoint-tmp*")
-                shutil.copytree(original, run_dir, symlinks=True, ignore=unfinished, dirs_exist_ok=True)
+                own = shutil.ignore_patterns(".lock", _RESERVE, "wandb", "*.orbax-checkpoint-tmp*")
+                shutil.copytree(original, run_dir, symlinks=True, ignore=own, dirs_exist_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"hydra.run.dir: cannot write to {run_dir}: {error.strerror or first_line(error)}; choose another "
@@ -159,7 +159,7 @@ def require_the_same_seeds(run_dir: Path, seeds: range) -> None:
         )
 
 
-def copied_folder(run_dir: Path, resume: str | None) -> Path | None:
+def _copied_folder(run_dir: Path, resume: str | None) -> Path | None:
     """The folder of the run that `run_dir` continues as a copy; None if no other folder is resumed."""
     if resume in (None, "auto") or Path(str(resume)).resolve() == run_dir.resolve():
         return None

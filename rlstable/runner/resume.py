@@ -15,7 +15,6 @@ from rlstable.config.schema import Section
 from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
 from rlstable.device.precision import Level
-from rlstable.io.run_folder import copied_folder
 from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
@@ -91,8 +90,8 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
         event("environments_redrawn", num_envs=num_envs)
     if envs_changed or loss_scale_changed:
         state = programs.converted(host, state, key())
-    if copied_folder(folder, config.resume) is not None:
-        host.wandb_run_id = None  # the original run keeps its run of Weights & Biases
+    if not (folder / "wandb").is_dir():
+        host.wandb_run_id = None  # a copy: the original keeps its run of Weights & Biases
     state = setup.with_empty_slots(state)
     event("resumed", iteration=host.iteration, version=saved["version"])
     for setting, before, now in changes(old, config):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -89,14 +90,25 @@ def test_runs_that_start_in_the_same_second_have_different_folders(
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_resume_with_another_run_folder_continues_in_a_copy(seeds: int, tmp_path: Path) -> None:
-    config = tiny_config(total_steps=64, seeds=seeds)
+def test_resume_with_another_run_folder_continues_in_a_copy_with_its_own_wandb_runs(
+    seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str | None] = []
+
+    def init(**args: Any) -> Any:
+        started.append(args["id"])
+        return SimpleNamespace(id=f"run-{len(started)}", step=0, log=lambda *_, **__: None, finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    config = tiny_config(total_steps=64, seeds=seeds, logging={"wandb": {"mode": "online"}})
     original, copy = tmp_path / "original", tmp_path / "copy"
     TrainingLoop(config, original).run()
     before = {file: file.read_bytes() for file in original.rglob("*") if file.is_file()}
     more = config.model_copy(update={"resume": str(original), "total_steps": 128})
     result = TrainingLoop(more, copy).run()
     assert (result.stop_reason, result.step, result.run_dir) == (StopReason.completed, 128, copy)
+    TrainingLoop(more.model_copy(update={"resume": "auto", "total_steps": 192}), copy).close()
+    assert started == [None] * 2 * seeds + [f"run-{seeds + n + 1}" for n in range(seeds)]
     assert {file: file.read_bytes() for file in original.rglob("*") if file.is_file()} == before
     with pytest.raises(ConfigError, match=r"^hydra\.run\.dir: .*copy already holds a run; set resume=auto"):
         TrainingLoop(more, copy)
