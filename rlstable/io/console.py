@@ -9,30 +9,23 @@ import os
 import re
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
-from rlstable.io.progress import Progress, Reminder
+from rlstable.io.progress import Reminder
 
 _TRIPS = re.compile(r"guards/[^/]+/trips")
 # Events that are not trouble; their lines have no exclamation mark.
 _GOOD_EVENTS = frozenset(
     {
         "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn", "backend_chosen",
-        "compiler_options_unknown", "seed_ended", "best_confirmed", "episode_recorded", "sign_recovered",
+        "compiler_options_unknown", "best_confirmed", "episode_recorded", "sign_recovered",
         "configuration_changed",
     }
 )  # fmt: skip
-# Events that are the same for all seeds are shown once.
-_SHARED = frozenset(
-    {
-        "backend_chosen", "backend_fallback", "compile_cache_unusable", "compiler_options_unknown",
-        "configuration_changed", "environment_unwrapped", "environments_redrawn",
-        "large_constants", "memory_planned", "memory_tight", "versions_changed",
-    }
-)  # fmt: skip
-_STYLES = {"bold": 1, "dim": 2, "yellow": 33, "cyan": 36}  # codes of a terminal
+_PACE = 50  # rows over which the pace is measured
+_STYLES = {"dim": 2, "yellow": 33, "cyan": 36}  # codes of a terminal
 
 
 class Console:
@@ -54,7 +47,6 @@ class Console:
         self,
         mode: Literal["auto", "plain", "off"],
         total_steps: int,
-        title: str = "",
         *,
         interval: float = 5.0,
         patience: float = 20.0,
@@ -64,8 +56,12 @@ class Console:
         self._shows = mode != "off"
         self._coloured = mode == "auto" and _is_terminal(stream or sys.stdout)
         self._stream = stream
-        self._progress = Progress(total=int(total_steps))
-        self._title = title
+        self._total = total_steps
+        self._step = 0
+        self._sps: float | None = None  # environment steps per second of training; None is unknown
+        self._return: float | None = None  # of the last evaluation; before it, of training episodes
+        self._evaluated_at: int | None = None  # step of the last evaluation
+        self._pace: deque[tuple[float, int]] = deque(maxlen=_PACE)  # seconds and steps of the latest rows
         self._interval = interval
         self._clock = clock
         self.working = Reminder(patience, self.message, clock).working
@@ -75,26 +71,32 @@ class Console:
         self._last_line = -math.inf
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        now = self._progress
-        now.add(int(step), metrics, self._clock())
+        now, evaluated = self._clock(), "eval/episode_reward" in metrics
+        if self._pace and step <= self._pace[-1][1]:
+            self._pace.clear()  # a rollback
+        self._pace.append((now, step))
+        self._step, self._sps = step, metrics.get("training/sps", self._sps)
+        if evaluated:
+            self._evaluated_at, self._return = step, metrics["eval/episode_reward"]
+        elif self._evaluated_at is None:
+            self._return = metrics.get("episode/sum_reward", self._return)
         self._trips |= {key: int(value or 0) for key, value in metrics.items() if _TRIPS.fullmatch(key)}
-        now.trips = sum(self._trips.values())
         self._print_trips()
-        evaluation = any(key.startswith("eval/") for key in metrics)
-        if evaluation or self._clock() - self._last_line >= self._interval:
-            self._last_line = self._clock()
-            self.message(now.line(evaluation), "cyan")
+        if evaluated or now - self._last_line >= self._interval:
+            self._last_line = now
+            self.message("  ".join(self._columns(metrics)), "cyan")
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        self._progress.step = int(step)
-        if kind == "stopped":
+        self._step = step
+        if kind == "stopped" and "of" not in fields:
             return  # the summary reports it
         if kind == "guard_tripped" and "guard" in fields:
             counts = {cause: n for cause, n in fields.items() if isinstance(n, int)}
             self._pending_trips.setdefault(str(fields["guard"]), Counter()).update(counts)
             self._print_trips()
         else:
-            self._print_event(kind in _GOOD_EVENTS, describe_event(kind, fields))
+            good = kind in _GOOD_EVENTS or fields.get("exit_code") == 0
+            self._print_event(good, describe_event(kind, fields))
 
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
@@ -110,9 +112,6 @@ class Console:
             self.message(f"{outcome} {self._clock() - started:.1f} s", "dim")
 
     def message(self, text: str, style: str = "") -> None:
-        title, self._title = self._title, ""
-        if title:
-            self._print(title, "bold")
         self._print(text, style)
 
     def header(self, rows: Sequence[tuple[str, str]]) -> None:
@@ -129,8 +128,41 @@ class Console:
         """Prints pending trips; may be called again."""
         self._print_trips(force=True)
 
+    def _columns(self, metrics: Mapping[str, float | int | None]) -> list[str]:
+        """The columns of a line, and the facts of an evaluation."""
+        width = len(f"{self._total:,}")
+        columns = [
+            f"step {self._step:>{width},} / {self._total:,}",
+            f"{min(100 * self._step / self._total, 100.0):5.1f} %",
+            f"{_number(self._sps, ',.0f'):>9} steps/s",
+            f"ETA {self._eta():>8}",
+            f"return {_number(self._return, ',.2f'):>10}",
+            f"trips {sum(self._trips.values()):,}",
+        ]
+        if self._evaluated_at == self._step:
+            length, aborted = metrics.get("eval/avg_episode_length"), metrics.get("eval/aborted_share")
+            columns.append("evaluated")
+            columns += [] if length is None else [f"length {length:,.1f}"]
+            columns += [f"aborted {100 * aborted:.1f} %"] if aborted else []
+        elif self._return is not None:
+            steps = None if self._evaluated_at is None else self._step - self._evaluated_at
+            columns.append("in training" if steps is None else f"evaluated {steps:,} steps ago")
+        return columns
+
+    def _eta(self) -> str:
+        """Remaining time at the pace of the latest rows, evaluations included; at first, at the speed of training."""
+        (started, first), (ended, last) = self._pace[0], self._pace[-1]
+        pace = (ended - started) / (last - first) if ended > started else None
+        if pace is None and self._sps is not None and self._sps > 0:
+            pace = 1 / self._sps
+        if pace is None or not math.isfinite(pace):
+            return "--"
+        days, rest = divmod(round(max(self._total - self._step, 0) * pace), 86_400)
+        clock = f"{rest // 3600}:{rest % 3600 // 60:02}:{rest % 60:02}"
+        return f"{days}d {clock}" if days else clock
+
     def _print_event(self, good: bool, text: str) -> None:
-        self.message(f"{'-' if good else '!'} step {self._progress.step:,}  {text}", "" if good else "yellow")
+        self.message(f"{'-' if good else '!'} step {self._step:,}  {text}", "" if good else "yellow")
 
     def _print_trips(self, force: bool = False) -> None:
         """Prints pending trips, at most one line per guard and interval, unless forced."""
@@ -161,30 +193,29 @@ class Console:
 class SeedConsole(Console):
     """Passes events of one seed to the console of all seeds, which shows their common progress."""
 
-    def __init__(self, console: Console, seed: int, shown: set[str]):
+    def __init__(self, console: Console, seed: int):
         super().__init__("off", total_steps=1)
         self._console = console
         self._name = f"seed {seed}"
-        self._shown = shown
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
         pass
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Prints the event with its seed; prints a shared event once, without a seed."""
-        if kind in _SHARED:
-            text = f"{step} {kind} {fields}"
-            if text not in self._shown:
-                self._shown.add(text)
-                self._console.event(step, kind, fields)
-        elif kind == "guard_tripped":
-            # The console sums trips by guard, so the seed is part of the guard's name.
-            self._console.event(step, kind, {**fields, "guard": f"{self._name}: {fields['guard']}"})
+        if kind == "guard_tripped":  # the console sums trips by guard, so the seed is part of the guard's name
+            fields = {**fields, "guard": f"{self._name}: {fields['guard']}"}
+        elif kind == "stopped":
+            fields = {"of": self._name, "stop_reason": fields["stop_reason"], "exit_code": fields["exit_code"]}
         else:
-            self._console.event(step, kind, {"of": self._name, **fields})
+            fields = {"of": self._name, **fields}
+        self._console.event(step, kind, fields)
 
     def message(self, text: str, style: str = "") -> None:
         self._console.message(f"{self._name}: {text}", style)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "--" if value is None or not math.isfinite(value) else format(value, form)
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -84,10 +84,8 @@ class TrainingLoop:
         self.run_dir = expand_home(
             hosts.from_writer("run_dir", lambda: str(run_dir or default_run_dir(config.resume, config.env.name)))
         )
-        several = config.seeds > 1
-        title = f"{config.env.name}, {config.seeds} seeds" if several else config.env.name
         shown = config.logging.console if hosts.is_writer() else "off"
-        self._console = Console(shown, config.total_steps, title)
+        self._console = Console(shown, config.total_steps)
         self._stop_request = StopRequest(
             self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time
         )

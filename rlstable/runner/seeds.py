@@ -32,7 +32,7 @@ from rlstable.runner.result import Result, Row
 from rlstable.runner.seed import Seed, open_seed
 from rlstable.runner.summary import finish_seed, finish_seeds
 from rlstable.supervise.memory_plan import MemoryPlan, smallest
-from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, stays_ended
+from rlstable.supervise.stop_reasons import StopReason, stays_ended
 
 
 class Seeds:
@@ -137,10 +137,6 @@ class Seeds:
             self._page.stop()  # the page at the end stays
         self._fields[number], result = finish_seed(seed, stop_reason)
         self.results[number], self._inactive[number] = result, seed.state
-        if self._config.seeds > 1:
-            failed = not result.stop_reason.succeeded and result.stop_reason not in FROM_OUTSIDE
-            fields = {"seed": number, "stop_reason": result.stop_reason.name}
-            self._console.event(seed.host.logged_step, "seed_given_up" if failed else "seed_ended", fields)
 
     def finish(self, stop_reason: StopReason | None, advice: str | None) -> Result:
         """Ends the unfinished seeds and the run; without a stop reason each seed has its own."""
@@ -163,7 +159,6 @@ class Seeds:
         """Opens the unfinished seeds. The folder above them is locked until they hold their own locks."""
         config, run_dir = self._config, self._run_dir
         resumes, lock = open_run_dir(run_dir, config.resume, config.seeds)
-        shown: set[str] = set()
         group = "/".join(run_dir.absolute().parts[-2:])
         with contextlib.ExitStack() as locked:
             locked.callback(lock.release)
@@ -178,7 +173,7 @@ class Seeds:
                     self._fields[number] = fields
                     self.results[number] = Result(reason, folder, fields["step"], {}, [], policy_return=value)
                 else:
-                    console = SeedConsole(self._console, number, shown)
+                    console = SeedConsole(self._console, number)
                     args = (programs, functools.partial(self._take_row, number), console, self._page)
                     self.opened[number] = open_seed(config.of_seed(number, group), folder, *args)
             write_config(run_dir, config.model_dump(mode="json"))

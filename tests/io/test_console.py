@@ -16,13 +16,13 @@ class Clock:
         return self.now
 
 
-def make_plain(total: int = 1_000_000, title: str = "") -> tuple[Console, io.StringIO, Clock]:
+def make_plain(total: int = 1_000_000) -> tuple[Console, io.StringIO, Clock]:
     stream, clock = io.StringIO(), Clock()
-    return Console("plain", total, title, stream=stream, clock=clock), stream, clock
+    return Console("plain", total, stream=stream, clock=clock), stream, clock
 
 
 def test_plain_console_aligns_and_throttles_its_lines():
-    console, stream, clock = make_plain(title="humanoid, 8 devices")
+    console, stream, clock = make_plain()
     console.log(0, {})
     console.log(10, {"training/sps": 1.0})  # within five seconds of the last: no line
     clock.now += 5
@@ -39,7 +39,6 @@ def test_plain_console_aligns_and_throttles_its_lines():
     clock.now += 5
     console.log(1_000_000, {"training/sps": float("nan"), "episode/sum_reward": 1.0})
     assert stream.getvalue().splitlines() == [
-        "humanoid, 8 devices",
         "step         0 / 1,000,000    0.0 %         -- steps/s  ETA       --  return         --  trips 0",
         "step   123,456 / 1,000,000   12.3 %     45,679 steps/s  ETA  0:00:36  return       3.25  trips 2  in training",
         "step   500,000 / 1,000,000   50.0 %     45,679 steps/s  ETA  0:00:06  return     812.35  trips 3"
@@ -106,9 +105,9 @@ def test_plain_console_prints_compiling_messages_and_the_summary():
 
 
 def test_console_auto_is_plain_and_uncoloured_without_a_terminal(capsys):
-    console = Console("auto", 100, "ant")
+    console = Console("auto", 100)
     console.event(1, "error", {"message": "x"})
-    assert capsys.readouterr().out == "ant\n! step 1  error: message x\n"
+    assert capsys.readouterr().out == "! step 1  error: message x\n"
 
 
 def test_closed_pipe_of_the_console_does_not_end_the_run():

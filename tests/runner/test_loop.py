@@ -236,7 +236,7 @@ def test_storm_that_stays_ends_only_its_seed_by_name_and_says_how_to_resume_it_a
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.physics_unstable, 5)
     assert result.seeds[1].step == 6 * ITERATION
     said = capsys.readouterr().out
-    assert "seed_given_up: seed 1, stop_reason physics_unstable" in said
+    assert "stopped: of seed 1, stop_reason physics_unstable" in said
     assert re.search(r"seed 1 alone +\S+ -m rlstable.train resume=run/seed-1\n", said)
 
 
