@@ -14,7 +14,7 @@ __all__ = ["ConfigError", "Policy", "Result", "WideCounter", "__version__", "fit
 _MODULE_OF = {
     "ConfigError": "rlstable.config",
     "Policy": "rlstable.policy",
-    "Result": "rlstable.runner.result",
+    "Result": "rlstable.runner.seeds",
     "WideCounter": "rlstable.device.counter",
     "fit": "rlstable.api",
     "load_policy": "rlstable.policy",

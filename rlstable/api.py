@@ -14,7 +14,7 @@ from rlstable.envs.objects import Environments, name_of
 from rlstable.guards.base import MoreGuards
 from rlstable.runner.log import Callback
 from rlstable.runner.loop import TrainingLoop
-from rlstable.runner.result import Result
+from rlstable.runner.seeds import Result
 
 _PLAYGROUND = "playground:"
 

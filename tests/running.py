@@ -11,7 +11,7 @@ from toys import tiny_config
 
 from rlstable.config import Config
 from rlstable.runner.loop import TrainingLoop
-from rlstable.runner.result import Result
+from rlstable.runner.seeds import Result
 
 ITERATION = 64  # environment steps
 OFF = {"enabled": False}

@@ -17,8 +17,9 @@ from rlstable.brax_ppo.params import BraxParams, to_brax
 from rlstable.config.ppo import brax_epochs
 from rlstable.config.schema import expand_home
 from rlstable.device import sharding
+from rlstable.runner.log import Row
 from rlstable.runner.loop import TrainingLoop
-from rlstable.runner.result import Result, Row
+from rlstable.runner.seeds import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 Metrics = dict[str, float]

@@ -16,18 +16,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
-from rlstable.io.arrays import PyTree, describe, place, require_fit
+from rlstable.io.arrays import Damaged, Manifest, PyTree, describe, place, require_fit
 from rlstable.io.files import one_line, subfolder
-from rlstable.io.manifest import Damaged
-from rlstable.io.run_folder import steps_in
+from rlstable.io.run_folder import confirmed_of, require_usable_name, steps_in
 from rlstable.io.store import (
     RETIRED,
     delete_leftovers,
@@ -39,6 +39,7 @@ from rlstable.io.store import (
     read_arrays,
     read_manifest,
     read_scores,
+    require_no_links,
     require_step,
     verify,
 )
@@ -57,13 +58,7 @@ class Checkpoints:
     Call `close`, or use the object as a context manager. Otherwise a save that is still running at the end of the
     process is lost, because Python ends orbax's threads first. Complete checkpoints stay intact.
 
-    Args:
-        run_dir: Folder of the run; the first save creates its subfolder `checkpoints`.
-        on_event: Called as `on_event(kind, fields)`.
-        in_place: Returns whether the run folder is still this run's. If not, nothing in it is changed, and saves fail.
-
-    Attributes:
-        error: The exception of the last save that failed; None before one.
+    `in_place` returns whether the run folder is still this run's. If not, nothing in it is changed, and saves fail.
     """
 
     def __init__(
@@ -82,7 +77,7 @@ class Checkpoints:
         self._manager: Any = None
         self._scores: dict[int, float | None] = {}  # of the checkpoints on disk whose manifest can be read
         self._pending: int | None = None  # number of the save that runs in the background
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # of the last save that failed
 
     def due(self, number: int) -> bool:
         """Whether to save a checkpoint of this number: every `every`-th, and earlier after a failed save."""
@@ -103,17 +98,11 @@ class Checkpoints:
         *,
         score: float | None = None,
     ) -> bool:
-        """Saves one checkpoint. After the call, arrays may be donated and `host` may be changed.
+        """Saves one checkpoint; its number is greater than all before. Then arrays may be donated and `host` changed.
 
-        Args:
-            number: Greater than all before.
-            state: Any tree of arrays, typed random keys included.
-            policy: Nested dict of arrays with text keys.
-            host: JSON data, saved in the manifest.
-            score: A policy whose score is None or not finite is never best.
-
-        Returns:
-            Whether the checkpoint was saved or, for an asynchronous save, whether the save started.
+        `state` is any tree of arrays, `policy` a nested dict of arrays, and `host` JSON data for the manifest. A policy
+        whose score is None or not finite is never best. Returns whether the save succeeded, or started in the
+        background.
         """
         self.wait()
         score = finite(score)
@@ -121,7 +110,8 @@ class Checkpoints:
             self._begin(number, score, functools.partial(items_of, number, state, policy, host, score))
             if self.failing:  # TensorStore keeps writing for a moment after its first error, so this save is read back
                 verify(self._manager, self.directory, number)
-                self._report_success(number)
+                failures, self._failures, self._retry_at = self._failures, 0, None
+                self._event("checkpoint_saved_again", checkpoint=number, failures=failures)
         except Exception as error:
             if isinstance(error, Damaged):
                 with contextlib.suppress(ConfigError):
@@ -166,16 +156,10 @@ class Checkpoints:
     ) -> tuple[PyTree, dict[str, Any]]:
         """Restores a state with the structure, dtypes and shardings of a template; returns it with the host data.
 
-        A damaged checkpoint is the event `checkpoint_damaged`. If `number` is None, the damaged checkpoint is renamed
-        and the previous one is restored.
-
-        Args:
-            template: Tree of arrays (also donated ones) or of `ShapeDtypeStruct` with a sharding, or a function from
-                the host data to that tree. NumPy arrays are restored as NumPy arrays.
-            number: None for the latest that can be read.
-
-        Raises:
-            ConfigError: The checkpoint does not exist or does not fit the template, or none can be read.
+        `template` is a tree of arrays (also donated ones) or of `ShapeDtypeStruct` with a sharding, or a function from
+        the host data to that tree. A damaged checkpoint is the event `checkpoint_damaged`. Without a number, the
+        damaged checkpoint is renamed and the previous one is restored. Raises `ConfigError` if the checkpoint does not
+        exist or does not fit the template, or none can be read.
         """
 
         def read(step: int) -> tuple[dict[str, Any], dict[str, Any], Any]:
@@ -255,10 +239,6 @@ class Checkpoints:
         with contextlib.suppress(OSError):  # deleted at the next save
             delete_leftovers(self.directory)
 
-    def _report_success(self, number: int) -> None:
-        failures, self._failures, self._retry_at = self._failures, 0, None
-        self._event("checkpoint_saved_again", checkpoint=number, failures=failures)
-
     def _keep_damaged(self, steps: list[int]) -> None:
         """Renames damaged checkpoints, so that they are not restored but can still be examined."""
         for step in steps:
@@ -297,3 +277,71 @@ class Checkpoints:
     def _event(self, kind: str, **fields: Any) -> None:
         if self._on_event is not None:
             self._on_event(kind, fields)
+
+
+def restore_policy(
+    directory: str | Path, which: Literal["best", "latest"] | int = "best", on_event: OnEvent | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Restores a policy from a run folder without changing the folder, also during the run.
+
+    If the best or latest checkpoint is damaged, the next best or the previous checkpoint is used, with the event
+    `checkpoint_damaged`.
+
+    `directory` is the folder of the run, or its folder `checkpoints`. `which` is a number, "latest" or "best": the
+    confirmed best, else the best by a single evaluation, else the latest. Events go to `on_event(kind, fields)`, else
+    they are warnings.
+
+    Returns the policy as a nested dict of NumPy arrays, and the host data, which contain `confirmed_return` if the
+    checkpoint is the confirmed best. Raises `ConfigError` if the checkpoint does not exist or cannot be read.
+    """
+    folder = Path(directory).absolute()
+    if (folder / "checkpoints").is_dir():
+        folder = folder / "checkpoints"
+    require_usable_name(folder)
+    require_no_links(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; give a run folder, which contains checkpoints/")
+    if isinstance(which, int):
+        require_step(folder, steps_in(folder), which)
+    confirmed = confirmed_of(folder.parent)
+    manager = open_manager(folder, None)
+
+    def candidates() -> list[int]:
+        manager.reload()
+        steps = steps_in(folder)
+        if which == "best":
+            scores = read_scores(manager, folder, steps)
+            # Checkpoints with an unreadable score come first: they may be the best, so their damage must be reported.
+            unknown = [step for step in reversed(steps) if step not in scores]
+            best = [step for step in steps if step == confirmed.get("confirmed_checkpoint")]
+            return list(dict.fromkeys([*best, *unknown, *ranked(scores, steps), *reversed(steps)]))
+        return steps[::-1] if which == "latest" else [step for step in steps if step == which]
+
+    def read(step: int) -> tuple[int, dict[str, Any], Manifest]:
+        manifest = read_manifest(manager, folder, step)
+        return step, read_arrays(manager, step, "policy", manifest.policy), manifest
+
+    def report(step: int, error: str) -> None:
+        if on_event is not None:
+            return on_event("checkpoint_damaged", {"checkpoint": step, "error": error})
+        text = f"rlstable: {folder / str(step)} is damaged ({error}); using another checkpoint"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    try:
+        (step, arrays, manifest), _ = first_readable(
+            folder,
+            candidates,
+            read,
+            report,
+        )
+    finally:
+        manager.close()
+    policy: dict[str, Any] = {}
+    for leaf in manifest.policy:
+        inner = policy
+        for key in leaf.keys[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[leaf.keys[-1]] = arrays[leaf.path]
+    if step == confirmed.get("confirmed_checkpoint"):
+        return policy, {**manifest.host, "confirmed_return": confirmed.get("confirmed_return")}
+    return policy, manifest.host

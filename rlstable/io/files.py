@@ -39,11 +39,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def below(folder: Path, name: str) -> Path:
-    """The path of a file or folder below a run folder.
-
-    Raises:
-        ConfigError: A part of the name is a symbolic link.
-    """
+    """The path of a file or folder below a run folder; a `ConfigError` if a part of the name is a symbolic link."""
     path = folder
     for part in PurePath(name).parts:
         path /= part
@@ -60,12 +56,7 @@ def subfolder(folder: Path, name: str) -> Path:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Opens a regular file, and neither a link nor a device.
-
-    Raises:
-        OSError: The file cannot be opened.
-        ConfigError: The path is a link, or not a regular file.
-    """
+    """Opens a regular file; an `OSError`, or a `ConfigError` if the path is a link or not a regular file."""
     below(path.parent, path.name)
     file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, _MODE)
     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -84,12 +75,7 @@ def read(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is damaged, or as for `read`.
-    """
+    """The content of a JSON file; errors as for `read`, or a `ValueError` if the file is damaged."""
     return parse_json(read(path))
 
 
@@ -102,11 +88,9 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file. Aliases, which could grow without bound, and deep nesting are rejected.
+    """The content of a YAML file; errors as for `read`, or a `ConfigError` if the file is damaged.
 
-    Raises:
-        OSError: The file cannot be read.
-        ConfigError: The file is damaged or has an alias, or as for `read`.
+    Aliases, which could grow without bound, and deep nesting are damage.
     """
     text = read(path)
     try:

@@ -16,11 +16,8 @@ from rlstable.io.files import open_file, parse_json
 class RunLock:
     """Exclusive lock of an existing run folder, held until `release` or until the process ends.
 
-    On a file system without locks, as some network file systems, no lock is held.
-
-    Raises:
-        ConfigError: Another run holds the lock; names the folder and the process.
-        OSError: The folder cannot be written.
+    On a file system without locks, as some network file systems, no lock is held. Raises a `ConfigError` that names the
+    folder and the process if another run holds the lock, and `OSError` if the folder cannot be written.
     """
 
     def __init__(self, run_dir: Path):

@@ -42,6 +42,11 @@ class Logbook:
     | `sink_failed` | the first failure of a sink |
     | `sink_dropped` | three failures of a service in a row |
     | `sink_recovered` | the record works again after three or more failures; with the number of lines `lost` |
+    | `wandb_failed` | Weights & Biases does not start; the run continues without it |
+
+    Attributes:
+        wandb_run_id: Id of the W&B run, to pass to `start` at a resume; None without one.
+        wandb_url: Address of the run's page; None without one, as offline.
     """
 
     def __init__(self, config: Config, run_dir: Path, console: Console, more: Sequence[Sink] = ()):
@@ -53,37 +58,28 @@ class Logbook:
         self._record: _BackgroundSinks | None = None
         self._services: _BackgroundSinks | None = None
         self._lines: JsonLines | None = None
-        self._wandb: Wandb | None = None
+        self.wandb_run_id: str | None = None
+        self.wandb_url: str | None = None
         self._early: list[tuple[int, str, Mapping[str, Any]]] = []
         self._closed = False
-
-    @property
-    def wandb_run_id(self) -> str | None:
-        return None if self._wandb is None else self._wandb.run_id
-
-    @property
-    def wandb_url(self) -> str | None:
-        """The page of the wandb run; None without one, as offline."""
-        return None if self._wandb is None else self._wandb.url
 
     def start(self, wandb_run_id: str | None, resume_step: int | None) -> None:
         services: list[Sink] = [*self._more]
         chosen = self._config.logging
-        first = resume_step or 0
         if chosen.tensorboard:
             services.append(TensorBoard(self._run_dir, resume_step))
         if chosen.wandb.mode != "disabled":
-
-            def report(kind: str, fields: Mapping[str, Any]) -> None:
-                self.event(first if self._services is None else self._services.step, kind, fields)
-
-            run_config = self._config.model_dump(mode="json")
-            self._wandb = Wandb(chosen.wandb, self._run_dir, run_config, wandb_run_id, on_event=report)
-            services.append(self._wandb)
+            self.wandb_run_id = wandb_run_id  # kept if the start fails
+            try:
+                wandb = Wandb(chosen.wandb, self._run_dir, self._config.model_dump(mode="json"), wandb_run_id)
+                self.wandb_run_id, self.wandb_url = wandb.run_id, wandb.url
+                services.append(wandb)
+            except Exception as error:
+                self.event(resume_step or 0, "wandb_failed", {"error": one_line(error)})
         # Last, because a sink that cannot be opened must not leave files that look like a run.
         self._lines = JsonLines(self._run_dir, resume_step)
-        self._services = _BackgroundSinks(services, self._report, first)
-        self._record = _BackgroundSinks([self._lines], self._report, first)
+        self._services = _BackgroundSinks(services, self._report)
+        self._record = _BackgroundSinks([self._lines], self._report)
         early, self._early = self._early, []
         for step, kind, fields in early:
             self.event(step, kind, fields)
@@ -143,14 +139,9 @@ class _BackgroundSinks:
     """Writes sinks in a background thread, in order.
 
     A process that ends normally writes what is queued; a killed process does not.
-
-    Attributes:
-        step: Step of the entry that is being written.
     """
 
-    def __init__(
-        self, sinks: Sequence[Sink], report: Callable[[Sink | None, int, str, dict[str, Any]], None], step: int
-    ):
+    def __init__(self, sinks: Sequence[Sink], report: Callable[[Sink | None, int, str, dict[str, Any]], None]):
         self._sinks = list(sinks)
         self._report = report
         self._failures: dict[Sink, int] = {}  # in a row
@@ -158,7 +149,6 @@ class _BackgroundSinks:
         self._thread = ThreadPoolExecutor(1, "writing")
         self._room = threading.Semaphore(_MOST_QUEUED)
         self._closed = False
-        self.step = step
 
     def log(self, step: int, row: Metrics) -> None:
         """Queues a row; waits while too many are queued."""
@@ -199,7 +189,6 @@ class _BackgroundSinks:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _each(self, step: int, call: Callable[[Any], None], skipped: Sink | None = None) -> None:
-        self.step = step
         for sink in [sink for sink in self._sinks if sink is not skipped]:
             try:
                 call(sink)

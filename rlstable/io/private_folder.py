@@ -12,20 +12,12 @@ _ROOT = 0
 
 
 def user_cache() -> Path:
-    """The cache folder of this user, `$XDG_CACHE_HOME/rlstable` or `~/.cache/rlstable`.
-
-    Raises:
-        RuntimeError: This user has no home folder.
-    """
+    """The user's cache, `$XDG_CACHE_HOME/rlstable` or `~/.cache/rlstable`; a `RuntimeError` without a home folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlstable"
 
 
 def make_private(folder: Path) -> None:
-    """Creates a folder and its missing parents with mode 0700.
-
-    Raises:
-        OSError: The folder cannot be created, or a file has its name.
-    """
+    """Creates a folder and its missing parents with mode 0700; an `OSError` if a file has its name."""
     for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)  # another process may create the same folder
 
@@ -41,11 +33,7 @@ def code_named(config: Config) -> str | None:
 
 
 def require_trust(file: Path, config: Config, trust: bool, how: str = "trust=true") -> None:
-    """Checks that only this user could write settings that name code, or trusts them.
-
-    Raises:
-        ConfigError: The settings name code, and another user owns or may write the file or its folder.
-    """
+    """Raises a `ConfigError` if another user owns or may write settings that name code, unless `trust` is True."""
     named = code_named(config)
     if named is None or trust:
         return
@@ -67,10 +55,7 @@ def writable_by_others(folder: Path) -> str | None:
     Symbolic links are resolved first. The folder must belong to this user, without write permission for group or
     others. Each parent must belong to this user or to root. A parent that its group or others may write to must have
     the sticky bit, like `/tmp`; otherwise another user could replace the folder. The user's group may write to a
-    parent, because some systems create all folders of a home with umask 002.
-
-    Raises:
-        OSError: The folder does not exist.
+    parent, because some systems create all folders of a home with umask 002. Raises `OSError` without the folder.
     """
     folder = folder.resolve(strict=True)
     status = folder.stat()

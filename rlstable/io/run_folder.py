@@ -91,11 +91,7 @@ def best_seed(run_dir: Path) -> Path | None:
 
 
 def require_one_seed(run_dir: Path) -> None:
-    """Checks that a run folder holds a single seed.
-
-    Raises:
-        ConfigError: It holds several seeds; names the folder of the best one.
-    """
+    """Raises a `ConfigError` that names the folder of the best seed if a run folder holds several seeds."""
     folders = seed_folders(run_dir)
     if folders:
         best = best_seed(run_dir)
@@ -106,17 +102,9 @@ def require_one_seed(run_dir: Path) -> None:
 def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[bool, RunLock]:
     """Creates and locks the run folder, and reserves disk space in it for `result.json` and `report.html`.
 
-    Args:
-        run_dir: The folder.
-        resume: None, `auto`, the folder itself, or the folder of another run, which is copied to `run_dir`.
-        seeds: Number of seeds that train together; each of several seeds has a subfolder.
-
-    Returns:
-        Whether the run resumes from a checkpoint in the folder, and the lock.
-
-    Raises:
-        ConfigError: The folder cannot be written, another process uses the folder, it already holds a run and `resume`
-            is None, or it holds no run to resume.
+    `resume` is None, `auto`, the folder itself, or the folder of another run, which is copied to `run_dir`. Returns
+    whether the run resumes from a checkpoint in the folder, and the lock. Raises `ConfigError` if the folder cannot be
+    written, another process uses it, it already holds a run and `resume` is None, or it holds no run to resume.
     """
     require_usable_name(run_dir)
     original = _copied_folder(run_dir, resume)
@@ -146,11 +134,7 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
 
 
 def require_the_same_seeds(run_dir: Path, seeds: range) -> None:
-    """Checks that the configured seeds include every saved one.
-
-    Raises:
-        ConfigError: A saved seed is missing.
-    """
+    """Raises a `ConfigError` unless the configured seeds include every saved one."""
     saved = [seed_of(folder) for folder in seed_folders(run_dir) if has_checkpoint(folder)]
     if not set(saved) <= set(seeds):
         raise ConfigError(
@@ -167,7 +151,7 @@ def _copied_folder(run_dir: Path, resume: str | None) -> Path | None:
 
 
 def require_usable_name(run_dir: Path) -> None:
-    """Checks that orbax can use the folder's name, which TensorStore and `glob` read as a pattern."""
+    """Raises a `ConfigError` if orbax cannot use the folder's name, which TensorStore and `glob` read as a pattern."""
     path = str(run_dir.absolute())
     if special := [character for character in "\\[]*?" if character in path]:
         raise ConfigError(
@@ -187,8 +171,7 @@ def require_usable_name(run_dir: Path) -> None:
 def _holds_a_run_to_resume(run_dir: Path, resume: str | None, seeds: int) -> bool:
     """Whether a run resumes in this folder.
 
-    Raises:
-        ConfigError: The folder holds a run and `resume` is None, holds another number of seeds, or holds no run.
+    Raises `ConfigError` if the folder holds a run and `resume` is None, holds another number of seeds, or holds no run.
     """
     single, several = has_checkpoint(run_dir), any(map(has_checkpoint, seed_folders(run_dir)))
     if resume is None and any((folder / "metrics.jsonl").exists() for folder in (run_dir, *seed_folders(run_dir))):
@@ -219,16 +202,10 @@ def steps_in(directory: Path) -> list[int]:
     return sorted(int(entry.name) for entry in entries)
 
 
-def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
-    write_atomically(run_dir / "config.yaml", _yaml(config))
-
-
-def write_first_files(run_dir: Path, config: Mapping[str, Any], machine: Mapping[str, Any] | None) -> None:
-    """Writes `config.yaml` and `machine.json`.
-
-    The settings must have been checked against the folder's checkpoints.
-    """
-    write_config(run_dir, config)
+def write_config(run_dir: Path, config: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> None:
+    """Writes `config.yaml`, whose settings fit the checkpoints of the folder, and `machine.json`."""
+    settings = json.loads(json.dumps(config, default=list))
+    write_atomically(run_dir / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     if machine is not None:
         write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
 
@@ -236,9 +213,8 @@ def write_first_files(run_dir: Path, config: Mapping[str, Any], machine: Mapping
 def discard_start(run_dir: Path) -> None:
     """Deletes the files of a start that failed, so that its folder does not count as the newest run."""
     with contextlib.suppress(OSError):
-        if not (run_dir / "metrics.jsonl").exists():
-            (run_dir / "config.yaml").unlink(missing_ok=True)
-            (run_dir / "machine.json").unlink(missing_ok=True)
+        for name in ("config.yaml", "machine.json") if not (run_dir / "metrics.jsonl").exists() else ():
+            (run_dir / name).unlink(missing_ok=True)
 
 
 def free_reserve(run_dir: Path) -> None:
@@ -265,20 +241,21 @@ def forget_result(run_dir: Path) -> None:
 
 def read_result(run_dir: Path) -> dict[str, Any] | None:
     """The content of `result.json`; None if the file is missing or damaged."""
-    try:
-        result = read_json(run_dir / _RESULT)
-    except (OSError, ValueError):
-        return None
+    result = _read(run_dir / _RESULT)
     return result if isinstance(result, dict) else None
 
 
 def read_overrides(run_dir: Path) -> tuple[str, ...] | None:
     """The overrides of a sweep's job; None if the file is missing or damaged."""
+    overrides = _read(run_dir / _OVERRIDES)
+    return tuple(map(str, overrides)) if isinstance(overrides, list) else None
+
+
+def _read(path: Path) -> Any:
     try:
-        overrides = read_json(run_dir / _OVERRIDES)
+        return read_json(path)
     except (OSError, ValueError):
         return None
-    return tuple(map(str, overrides)) if isinstance(overrides, list) else None
 
 
 def confirmed_of(run_dir: Path) -> dict[str, Any]:
@@ -287,11 +264,7 @@ def confirmed_of(run_dir: Path) -> dict[str, Any]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings in `config.yaml` of a run folder, with the keys of this version.
-
-    Raises:
-        ConfigError: The file is missing or damaged, or has an option that this version no longer has.
-    """
+    """The settings in `config.yaml` of a run folder; a `ConfigError` if the file is missing or damaged."""
     path = folder / "config.yaml"
     if not folder.is_dir():
         raise ConfigError(f"run: the folder {folder} does not exist; runs are in runs/<env>/<time>")
@@ -304,7 +277,3 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"run: {path} holds no configuration; give another run folder")
     return {str(key): value for key, value in data.items()}
-
-
-def _yaml(config: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(json.loads(json.dumps(config, default=list)), sort_keys=False, allow_unicode=True)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.run import WandbConfig
-from rlstable.io.files import one_line, subfolder
+from rlstable.io.files import subfolder
 from rlstable.io.jsonl import to_json
 
 Metrics = Mapping[str, float | int | None]
-OnEvent = Callable[[str, dict[str, Any]], None]
 _TIMEOUT = 60.0  # seconds for the start and the end of a W&B run
 
 
 class TensorBoard:
     """Scalars and events in `<run>/tensorboard`, of a resumed run from `resume_step` on.
 
-    Raises:
-        ConfigError: tensorboardX is not installed.
+    Raises `ConfigError` if tensorboardX is not installed.
     """
 
     def __init__(self, run_dir: str | Path, resume_step: int | None = None):
@@ -50,39 +48,18 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases. A failed start is the event `wandb_failed`; the sink then does nothing.
+    """A run of Weights & Biases, which continues the run `run_id` if there is one; raises if it does not start.
 
     After a rollback, smaller steps are logged at the largest step so far, because W&B drops decreasing steps. The
     metric `events/<kind>` counts events.
-
-    Attributes:
-        run_id: Id to pass for a resume; None without a W&B run.
-        url: Address of the run's page; None without one, as offline.
     """
 
-    def __init__(
-        self,
-        config: WandbConfig,
-        run_dir: str | Path,
-        run_config: Mapping[str, Any],
-        run_id: str | None = None,
-        on_event: OnEvent | None = None,
-    ):
-        self.run_id = run_id
-        self.url: str | None = None
-        self._run: Any = None
-        self._last_step = 0
+    def __init__(self, config: WandbConfig, run_dir: Path, run_config: Mapping[str, Any], run_id: str | None = None):
+        self._run = _start_wandb(config, run_dir, run_config, run_id)
+        self.run_id = str(self._run.id)
+        self.url: str | None = getattr(self._run, "url", None)
+        self._last_step = int(self._run.step or 0)
         self._counts: dict[str, int] = {}
-        if config.mode == "disabled":
-            return
-        try:
-            self._run = _start_wandb(config, Path(run_dir), run_config, run_id)
-            self.run_id = str(self._run.id)
-            self.url = getattr(self._run, "url", None)
-            self._last_step = int(self._run.step or 0)
-        except Exception as error:
-            if on_event is not None:
-                on_event("wandb_failed", {"at": "start", "error": one_line(error)})
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._send(step, {key: value for key, value in metrics.items() if value is not None})

@@ -20,10 +20,17 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
-from rlstable.io import manifest as manifests
-from rlstable.io.arrays import Leaf, PyTree, checksum, copy_out
+from rlstable.io.arrays import (
+    Damaged,
+    Leaf,
+    Manifest,
+    PyTree,
+    checksum,
+    copy_out,
+    manifest_from_json,
+    manifest_to_json,
+)
 from rlstable.io.files import below, one_line
-from rlstable.io.manifest import Damaged, Manifest
 
 RETIRED = ".retired"
 _TEMPORARY = ".orbax-checkpoint-tmp"
@@ -127,7 +134,7 @@ def items_of(
             items[name] = ocp.args.StandardSave(filled)
     # A copy, because orbax serialises the dict in the background.
     host_copy = json.loads(json.dumps(host, default=_to_number))
-    manifest = manifests.to_json(number, **leaves, host=host_copy, score=score)
+    manifest = manifest_to_json(number, **leaves, host=host_copy, score=score)
     return ocp.args.Composite(manifest=ocp.args.JsonSave(manifest), **items)
 
 
@@ -138,13 +145,13 @@ def _to_number(value: Any) -> Any:
 
 
 def read_manifest(manager: Any, folder: Path, step: int) -> Manifest:
-    """Reads the manifest of one checkpoint; raises like `manifest.from_json`."""
+    """Reads the manifest of one checkpoint; raises like `manifest_from_json`."""
     import orbax.checkpoint as ocp
 
     with _reading():
         require_regular_files(folder / str(step))
         data = manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"]
-        return manifests.from_json(data, folder / str(step))
+        return manifest_from_json(data, folder / str(step))
 
 
 def read_arrays(manager: Any, step: int, item: str, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
@@ -189,16 +196,11 @@ def first_readable(
     read: Callable[[int], Any],
     on_damage: Callable[[int, str], None],
 ) -> tuple[Any, list[int]]:
-    """Reads the first readable checkpoint.
+    """Reads the first readable checkpoint; returns the result of `read`, and the damaged steps.
 
     `candidates` returns the steps in order of preference. It is called again after every failure, because a running
-    training may delete checkpoints; a deleted checkpoint is not damaged.
-
-    Returns:
-        The result of `read`, and the damaged steps.
-
-    Raises:
-        ConfigError: No checkpoint can be read; lists the damaged ones with their errors.
+    training may delete checkpoints; a deleted checkpoint is not damaged. Raises a `ConfigError` that lists the damaged
+    checkpoints with their errors if none can be read.
     """
     tried: dict[int, str] = {}
     while remaining := [step for step in candidates() if step not in tried and (directory / str(step)).is_dir()]:

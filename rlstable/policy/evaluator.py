@@ -36,7 +36,7 @@ from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
 from rlstable.supervise import memory
-from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory
+from rlstable.supervise.memory import OutOfMemory, is_out_of_memory
 
 Play = Callable[..., Any]
 EvaluationMetrics = dict[str, float | None]

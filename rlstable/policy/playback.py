@@ -21,7 +21,7 @@ from rlstable.policy.evaluator import PolicySnapshot, make_evaluator, summarize,
 from rlstable.policy.policy import Policy
 from rlstable.policy.saved_run import SavedRun
 from rlstable.policy.statistics import STATISTICS, Estimate, estimate
-from rlstable.supervise.memory_plan import OutOfMemory
+from rlstable.supervise.memory import OutOfMemory
 
 
 @dataclasses.dataclass(frozen=True)

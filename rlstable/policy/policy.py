@@ -19,8 +19,8 @@ from rlstable.config.schema import expand_home, first_line, validate
 from rlstable.device.counter import WideCounter
 from rlstable.device.trees import Observation, Params
 from rlstable.guards.inference import ActionContext, InferenceGuard
+from rlstable.io.checkpoint import restore_policy
 from rlstable.io.run_folder import require_one_seed
-from rlstable.io.saved_policy import restore_policy
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState

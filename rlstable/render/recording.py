@@ -23,7 +23,7 @@ from rlstable.policy.playback import load_policy_environment
 from rlstable.policy.saved_run import SavedRun
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
-from rlstable.supervise.memory_plan import is_out_of_memory
+from rlstable.supervise.memory import is_out_of_memory
 
 
 @dataclasses.dataclass(frozen=True)

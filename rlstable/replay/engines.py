@@ -23,8 +23,7 @@ from rlstable.envs.randomized import MODEL
 from rlstable.envs.vector import VectorEnv, without_first_state
 from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, implementation, is_key
-from rlstable.supervise.bad_values import BadNumber, find_bad_numbers, group
-from rlstable.supervise.incident import Incident, limits_of
+from rlstable.supervise.incident import BadNumber, Incident, find_bad_numbers, group, limits_of
 
 FLOAT32, FLOAT64, C = "float32", "float64", "C MuJoCo"
 _INPUTS = (

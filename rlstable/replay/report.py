@@ -10,8 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstable.replay.engines import FLOAT32, FLOAT64, C, Outcome, own_engine
-from rlstable.supervise.bad_values import BadNumber, find_bad_numbers, group, in_causal_order, magnitude
-from rlstable.supervise.incident import Incident, limits_of
+from rlstable.supervise.incident import (
+    BadNumber,
+    Incident,
+    find_bad_numbers,
+    group,
+    in_causal_order,
+    limits_of,
+    magnitude,
+)
 
 BEFORE, RUN = "before", "in the run"
 _MAIN = ("action", "ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q", "reward", "done")

@@ -15,11 +15,11 @@ from rlstable.device.precision import Level
 from rlstable.io.run_folder import forget_result
 from rlstable.ppo.state import SPECS, Metrics, Slot, TrainState
 from rlstable.runner.decision import Action, Decision, cause_of, decide
-from rlstable.runner.result import Row
+from rlstable.runner.log import Row
 from rlstable.runner.seed import Seed
 from rlstable.supervise import remedies
 from rlstable.supervise.diagnosis import FAILURE_REPEATS
-from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.snapshots import Snapshot
 from rlstable.supervise.stop_reasons import StopReason
 

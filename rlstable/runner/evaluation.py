@@ -1,4 +1,4 @@
-"""Evaluates policies, compares a policy with the best one, and confirms the best policy at the end of a run.
+"""Evaluates, compares and records the present policies, and confirms the best policy at the end of a run.
 
 The evaluation program is compiled for the number of seeds. Of several processes only the writer plays; all of them get
 its numbers, so that they decide alike.
@@ -6,10 +6,13 @@ its numbers, so that they decide alike.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +20,8 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.device import hosts
-from rlstable.io.saved_policy import restore_policy
+from rlstable.io.checkpoint import restore_policy
+from rlstable.io.files import one_line, subfolder, write_atomically
 from rlstable.policy.evaluator import (
     Abandoned,
     EvaluationMetrics,
@@ -26,8 +30,10 @@ from rlstable.policy.evaluator import (
     returns_of,
     snapshot_of,
 )
+from rlstable.render.page import page
+from rlstable.render.recording import RecordedEpisodes
 from rlstable.runner.seed import Seed
-from rlstable.supervise.memory_plan import OutOfMemory
+from rlstable.supervise.memory import OutOfMemory
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason
 
 # Stop reasons after which the process may still work; after the other stop reasons it must exit soon.
@@ -89,8 +95,6 @@ class Candidate(NamedTuple):
 
     seed: Seed
     number: int
-    step: int
-    score: float | None  # return of its single evaluation in training; None if it was not evaluated
     policy: PolicySnapshot  # with the random key of the fresh episodes
 
 
@@ -147,15 +151,14 @@ def _is_due(seed: Seed) -> bool:
 
 def _candidates(seed: Seed) -> Iterator[Candidate]:
     """Reads the checkpoints to evaluate again, one by one; damaged checkpoints are logged and left out."""
-    scores = dict(seed.checkpoints.ranked())
-    best = list(scores)[: seed.config.checkpoint.confirm_best]
+    best = [number for number, _ in seed.checkpoints.ranked()[: seed.config.checkpoint.confirm_best]]
     template = snapshot_of(seed.state, seed.keys.fresh_evaluation)
     for number in dict.fromkeys([*best, *seed.checkpoints.all()[-1:]]):
         try:
-            arrays, host = restore_policy(seed.run_dir, number, lambda kind, fields: seed.event(kind, **fields))
+            arrays, _ = restore_policy(seed.run_dir, number, lambda kind, fields: seed.event(kind, **fields))
         except ConfigError:
             continue
-        yield Candidate(seed, number, int(host["step"]), scores.get(number), _policy_of(arrays, template))
+        yield Candidate(seed, number, _policy_of(arrays, template))
 
 
 def _policy_of(arrays: dict[str, Any], template: PolicySnapshot) -> PolicySnapshot:
@@ -180,11 +183,65 @@ def _record(seed: Seed, returns: list[tuple[float, Candidate]]) -> None:
         "confirmed_episodes": episodes,
         "confirmed_last_return": latest,
     }
-    fields = {"checkpoint": best.number, "step": best.step, "return": float(value), "score": best.score}
-    seed.event("best_confirmed", **fields, candidates=len(returns), episodes=episodes)
+    fields = {"checkpoint": best.number, "return": float(value), "candidates": len(returns), "episodes": episodes}
+    seed.event("best_confirmed", **fields)
 
 
 def _log_not_confirmed(seeds: Sequence[Seed], **reason: str) -> None:
     """Logs that no policy was confirmed, so that the best single evaluation decides."""
     for seed in seeds:
         seed.event("best_not_confirmed", **reason)
+
+
+class Recordings:
+    """Records an episode of every seed after every `render.every`th evaluation.
+
+    The keys are separate, so the training computes the same numbers with and without recordings. After an error nothing
+    more is recorded: the error is one event, and training continues.
+    """
+
+    def __init__(self) -> None:
+        self._failed = False
+
+    def prepare(self, seeds: Iterable[Seed]) -> None:
+        """Compiles the program before an iteration of these seeds after which a recording is due.
+
+        Between the iteration and the steps due after it, a signal during the compilation could not save the state.
+        """
+        for seed in seeds:
+            step = seed.host.step
+            if seed.schedule.records(step, step + seed.config.env_steps_per_iteration) and not self._failed:
+                with self._reporting(seed):
+                    seed.programs.recorder(seed.host).prepare(*_recorded_policy(seed))
+
+    def record(self, seeds: Iterable[Seed]) -> None:
+        """Records the present policies of those seeds, which have just been evaluated, for which that is due."""
+        for seed in seeds:
+            if seed.schedule.records(seed.step_before, seed.host.step) and not self._failed:
+                with self._reporting(seed):
+                    self._record(seed)
+
+    def _record(self, seed: Seed) -> None:
+        recorded = seed.programs.recorder(seed.host).record(*_recorded_policy(seed), seed.host.step)
+        step, folder, logbook = seed.host.step, seed.run_dir / "episodes", seed.log.logbook
+        (episode,) = recorded.recordings
+        seed.event("episode_recorded", file=f"episodes/{step}.html", **{"return": episode.total})
+        logbook.run_after_rows(functools.partial(self._write_page, seed, recorded, folder / f"{step}.html"))
+
+    def _write_page(self, seed: Seed, recorded: RecordedEpisodes, path: Path) -> None:
+        with self._reporting(seed):
+            if seed.log.logbook.in_place:
+                write_atomically(subfolder(seed.run_dir, path.parent.name) / path.name, page(recorded))
+
+    @contextlib.contextmanager
+    def _reporting(self, seed: Seed) -> Iterator[None]:
+        """Context manager: an error ends the recordings, but not the run."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = True
+            seed.event("recording_failed", error=one_line(error), next="no further recordings")
+
+
+def _recorded_policy(seed: Seed) -> PolicySnapshot:
+    return seed.policy_snapshot._replace(key=seed.keys.recording)

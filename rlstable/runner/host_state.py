@@ -10,7 +10,7 @@ import jax
 from rlstable.compilation.host_keys import fold_in, keys_of_seed
 from rlstable.config import Config, ConfigError
 from rlstable.supervise.incident import IncidentMemory
-from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.return_watch import WatchMemory
 from rlstable.supervise.tally import SignMemory, Tally
@@ -21,37 +21,22 @@ _NO_ITERATION = 2**32 - 1  # no run has so many iterations
 
 @dataclasses.dataclass
 class HostState:
-    """Counts and memories of a seed on the host; saved with the training state.
+    """Counts and memories of a seed on the host; saved with the training state. Rolled back iterations do not count."""
 
-    Attributes:
-        iteration: Iterations done, rolled back iterations not included.
-        step: Environment steps trained, rolled back steps not included; valid after the training state is donated.
-        episodes: Training episodes that ended.
-        last_return: Return of the present policy: of the last evaluation, or of the comparison that replaced it; None
-            if every episode was aborted.
-        best_return: Return of the best evaluation so far.
-        replaced: If the state has the policy of an earlier state, because the return had collapsed: `iteration` and
-            `step` of that policy, and `fallen_return` of the collapsed policy; else None.
-        iterations_without_update: Iterations in a row without an accepted update.
-        healthy_needed: Healthy iterations still needed before a state counts as good, after unhealthy ones.
-        pool_used: Whether the pool of clean first states was used since its last refill.
-        elapsed: Seconds of training so far, over all processes.
-        evaluated: Seconds of evaluation so far, over all processes.
-        wandb_run_id: Run ID of Weights & Biases, for a resume; None without it.
-    """
-
-    iteration: int = 0
-    step: int = 0
-    episodes: int = 0
+    iteration: int = 0  # iterations done
+    step: int = 0  # environment steps trained; valid after the training state is donated
+    episodes: int = 0  # training episodes that ended
+    # Return of the last evaluation, or of the comparison that replaced it; None if every episode was aborted.
     last_return: float | None = None
-    best_return: float | None = None
+    best_return: float | None = None  # of the best evaluation so far
+    # If a collapsed policy was replaced by an earlier one: `iteration` and `step` of that, and `fallen_return`.
     replaced: dict[str, Any] | None = None
-    iterations_without_update: int = 0
-    healthy_needed: int = 0
-    pool_used: bool = False
-    elapsed: float = 0.0
-    evaluated: float = 0.0
-    wandb_run_id: str | None = None
+    iterations_without_update: int = 0  # in a row without an accepted update
+    healthy_needed: int = 0  # healthy iterations before a state counts as good again, after unhealthy ones
+    pool_used: bool = False  # whether the pool of clean first states was used since its last refill
+    elapsed: float = 0.0  # seconds of training, over all processes
+    evaluated: float = 0.0  # seconds of evaluation, over all processes
+    wandb_run_id: str | None = None  # of Weights & Biases, for a resume
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
     plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
     incidents: IncidentMemory = dataclasses.field(default_factory=IncidentMemory)

@@ -27,10 +27,10 @@ from rlstable.ppo.state import Metrics
 from rlstable.report.page import page
 from rlstable.report.run_record import read_records
 from rlstable.runner.host_state import HostState
-from rlstable.runner.result import Row
 from rlstable.supervise.diagnosis import Signs, advice, warnings_of
 from rlstable.supervise.stop_reasons import StopReason
 
+Row = dict[str, float | int | None]
 Callback = Callable[[int, Row], Any]
 
 _PAGE_SECONDS = 30.0  # between two live pages
@@ -38,15 +38,7 @@ _PAGE_SHARE = 0.02  # greatest share of the time that goes into pages; long runs
 
 
 class SeedLog:
-    """Logs one seed. Events before `start` are kept and logged then.
-
-    Attributes:
-        history: Logged rows.
-        last_evaluation: Metrics of the last evaluation.
-        stopped_by_callback: Whether the callback asked the run to stop.
-        logbook: Writes rows and events to all outputs.
-        telemetry: Metrics of the iterations since the last row.
-    """
+    """Logs one seed. Events before `start` are kept and logged then."""
 
     def __init__(
         self,
@@ -71,15 +63,12 @@ class SeedLog:
         self.history: list[Row] = []
         self.last_evaluation: Row = {}
         self.stopped_by_callback = False
-        self._opened = time.perf_counter()
-        self._before = (0.0, 0.0)  # seconds of training and of evaluation in earlier processes
         self._trips: dict[str, Counter[str]] = {}  # since the last event
         # A script may pass the callback in process 0 only; the exchange needs all processes.
         self._has_callback = hosts.from_writer("has_callback", lambda: callback is not None)
 
     def start(self) -> None:
         """Opens the outputs, in the writer. Must run when the first step of the run is known."""
-        self._before = (self._host.elapsed, self._host.evaluated)
         if hosts.is_writer():
             self.logbook.start(self._host.wandb_run_id, None if self._config.resume is None else self._host.logged_step)
 
@@ -168,11 +157,6 @@ class SeedLog:
             "last_return": host.last_return,
             **more,
             "seconds": round(host.elapsed, 1),
-            "wall_seconds": {
-                "total": round(time.perf_counter() - self._opened, 1),
-                "training": round(host.elapsed - self._before[0], 1),
-                "evaluation": round(host.evaluated - self._before[1], 1),
-            },
             "rollbacks": host.attempts.count,
             "signs": host.signs.logged,
             "warnings": [warning._asdict() for warning in warnings_of(host.tally)],

@@ -25,17 +25,15 @@ from rlstable.io.run_folder import default_run_dir, forget_result
 from rlstable.policy.evaluator import Abandoned, EvaluationMetrics
 from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import finish_iteration, record_iteration, roll_back_to_plan
-from rlstable.runner.evaluation import CONFIRMED_AT, compare_with_best, confirm, evaluate
-from rlstable.runner.log import Callback
+from rlstable.runner.evaluation import CONFIRMED_AT, Recordings, compare_with_best, confirm, evaluate
+from rlstable.runner.log import Callback, Row
 from rlstable.runner.programs import Programs, connect
-from rlstable.runner.recordings import Recordings
-from rlstable.runner.result import Result, Row
 from rlstable.runner.seed import Seed
-from rlstable.runner.seeds import Seeds
+from rlstable.runner.seeds import Result, Seeds
 from rlstable.runner.setup import Program
 from rlstable.runner.stopping import StopRequest
 from rlstable.runner.summary import header
-from rlstable.supervise.memory_plan import OutOfMemory, is_out_of_memory
+from rlstable.supervise.memory import OutOfMemory, is_out_of_memory
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, nothing_to_train
 

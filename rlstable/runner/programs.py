@@ -30,7 +30,7 @@ from rlstable.ppo.state import TrainState
 from rlstable.render.recording import EpisodeRecorder, seconds_per_step
 from rlstable.runner.host_state import HostState
 from rlstable.runner.setup import Program, TrainingSetup
-from rlstable.supervise.memory_plan import MemoryPlan, MemoryPlanner, is_out_of_memory
+from rlstable.supervise.memory import MemoryPlan, MemoryPlanner, is_out_of_memory
 from rlstable.supervise.stop_reasons import StopReason
 
 _CURED_BY_PRECISION = (StopReason.state_not_finite, StopReason.no_update_accepted, StopReason.physics_unstable)
@@ -81,18 +81,8 @@ def connect(config: Config) -> Mesh:
 class Programs:
     """Training setups, evaluators and compiled iterations of a run, each made once and used by all seeds.
 
-    A `HostState` argument selects the precision level and the memory plan.
-
-    Attributes:
-        mesh: The devices of one seed.
-        device_count: Number of devices of all seeds.
-        shared: Whether several seeds share the programs, so that no seed can change its precision.
-        listeners: Called as `listener(kind, **fields)` with every event.
-        notices: Events about the start of the run, kind and fields, for the log of every seed.
-        iterations: Compiled iterations, by level and plan.
-
-    Raises:
-        ConfigError: The environment or the guards are unusable.
+    A `HostState` argument selects the precision level and the memory plan. Raises `ConfigError` if the environment or
+    the guards are unusable.
     """
 
     def __init__(
@@ -104,15 +94,15 @@ class Programs:
         environments: Environments | None = None,
     ):
         check_more(more_guards, config.guards.model_dump().keys())
-        self.shared = config.seeds > 1
-        self.device_count = mesh.size
+        self.shared = config.seeds > 1  # then no seed can change its precision
+        self.device_count = mesh.size  # of all seeds
         if self.shared:
             self.device_count = device_count_for(config.seeds, mesh.size, config.devices)
             config, mesh = config.of_seed(config.seed, ""), sharding.make_mesh(1)
         config.require_devices(mesh.size)
-        self.mesh = mesh
-        self.listeners: list[Callable[..., None]] = []
-        self.notices: list[tuple[str, dict[str, Any]]] = []
+        self.mesh = mesh  # of one seed
+        self.listeners: list[Callable[..., None]] = []  # called as `listener(kind, **fields)` with every event
+        self.notices: list[tuple[str, dict[str, Any]]] = []  # events of the start, for the log of every seed
         self.iterations: dict[tuple[Level, str], Program] = {}
         self._config = config
         self._more_guards = more_guards
@@ -147,7 +137,6 @@ class Programs:
         return sum(physics or level.matmul != X64 for level in self._levels[1:])
 
     def key(self, host: HostState) -> tuple[Level, str]:
-        """Key of the program that computes the next iteration."""
         return self.level(host), str(host.plan)
 
     def setup(self, host: HostState) -> TrainingSetup:

@@ -20,7 +20,7 @@ from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
 from rlstable.runner.programs import Programs
 from rlstable.runner.saving import Saving
-from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.snapshots import NAMES, SavedState, template
 
 # Settings that a memory plan depends on; if one of them changed, the plan is made again.

@@ -30,13 +30,7 @@ from rlstable.supervise.stop_reasons import SAVED, StopReason, command
 
 
 class Saving:
-    """Saves the states of one seed, and counts the steps that are not saved.
-
-    Attributes:
-        checkpoints: The checkpoints on disk.
-        steps: Environment steps by number, rolled back steps included, of the checkpoints that this process has read or
-            written.
-    """
+    """Saves the states of one seed, and counts the steps that are not saved."""
 
     def __init__(
         self,
@@ -58,7 +52,7 @@ class Saving:
         fails = config.fault.site == "disk"
         fault = config.fault.of_seed(config.seed)
         self.checkpoints = faults.FailingCheckpoints(fault, *args) if fails else Checkpoints(*args)
-        self.steps: dict[int, int] = {}
+        self.steps: dict[int, int] = {}  # with rolled back ones, by number of a checkpoint that was read or written
         self._healthy = self._unsaved = False
         self._last_score: float | None = None
         self._last_good = 0  # environment steps up to the last good state, rolled back steps included

@@ -21,21 +21,21 @@ from rlstable.io.run_folder import (
     free_reserve,
     open_run_dir,
     read_result,
-    write_first_files,
+    write_config,
 )
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.networks import Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import SPECS, TrainState
+from rlstable.runner.decision import ReturnCheck
 from rlstable.runner.host_state import HostState, Schedule, SeedKeys
 from rlstable.runner.log import Callback, LivePage, SeedLog
 from rlstable.runner.programs import Programs
 from rlstable.runner.resume import resume
-from rlstable.runner.return_check import ReturnCheck
 from rlstable.runner.saving import Saving
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise.incident import Incidents
-from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.recovery import Recovery
 from rlstable.supervise.snapshots import Snapshots
 from rlstable.supervise.stop_reasons import StopReason, command, stays_ended
@@ -67,7 +67,6 @@ class Seed:
 
     @property
     def level(self) -> Level:
-        """The present precision level."""
         return self.programs.level(self.host)
 
     @property
@@ -109,7 +108,6 @@ class Seed:
         self.keep_last_good()
 
     def keep_last_good(self) -> None:
-        """Keeps the state as the last good one."""
         if self.config.supervise.recovery.enabled:
             self.snapshots.last_good.keep(self.state, self.host.iteration, self.host.step)
 
@@ -177,7 +175,7 @@ def open_seed(
         if not resumes:
             seed.keep_last_good()
         if hosts.is_writer():
-            write_first_files(run_dir, config.model_dump(mode="json"), programs.machine)
+            write_config(run_dir, config.model_dump(mode="json"), programs.machine)
         log.start()
     except BaseException:
         closing.close()

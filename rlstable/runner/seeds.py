@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from rlstable.device.shared import has_shared
 from rlstable.io.console import Console, SeedConsole
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import (
+    best_seed,
     free_reserve,
     open_run_dir,
     read_result,
@@ -24,15 +26,56 @@ from rlstable.io.run_folder import (
     seed_folders,
     write_config,
 )
+from rlstable.policy import Policy, load_policy
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
-from rlstable.runner.log import Callback, LivePage
+from rlstable.runner.log import Callback, LivePage, Row
 from rlstable.runner.programs import Programs
-from rlstable.runner.result import Result, Row
 from rlstable.runner.seed import Seed, open_seed
 from rlstable.runner.summary import finish_seed, finish_seeds
-from rlstable.supervise.memory_plan import MemoryPlan, smallest
+from rlstable.supervise.memory import MemoryPlan, smallest
 from rlstable.supervise.stop_reasons import StopReason, stays_ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The result of a run, for the program that started it.
+
+    Attributes:
+        stop_reason: Why the run stopped.
+        run_dir: The run folder.
+        step: Environment steps trained, rolled back steps not included.
+        metrics: Metrics of the last evaluation; a missing number is None.
+        history: Logged rows with the key `step`.
+        seeds: Result of each seed if several seeds trained together; metrics and history are then empty here.
+        policy_return: Return of `policy`, as in `result.json`, confirmed if possible; with several seeds the
+            interquartile mean; None without a return.
+    """
+
+    stop_reason: StopReason
+    run_dir: Path
+    step: int
+    metrics: Row
+    history: list[Row]
+    seeds: tuple[Result, ...] = ()
+    policy_return: float | None = None
+
+    def __repr__(self) -> str:
+        value = self.policy_return
+        parts = (
+            *([f"{len(self.seeds)} seeds"] if self.seeds else []),
+            self.stop_reason.name,
+            f"step {self.step:,}",
+            "no return" if value is None else f"return {value:,.1f}",
+            f"folder {self.run_dir}",
+        )
+        return f"Result({', '.join(parts)})"
+
+    @functools.cached_property
+    def policy(self) -> Policy:
+        """The best policy of the run; with several seeds, the policy of the best seed. Loaded at the first access."""
+        folder = (best_seed(self.run_dir) or self.seeds[0].run_dir) if self.seeds else self.run_dir
+        return load_policy(folder)
 
 
 class Seeds:
@@ -40,15 +83,11 @@ class Seeds:
 
     The shape of the program is fixed, so every seed has a slot in its batch, and a state. A finished seed keeps its
     last state, a seed that waits or was not opened has a copy of another one; their results are ignored.
-
-    Attributes:
-        opened: The seeds that this process trains, by seed.
-        results: The results of the seeds that have ended.
     """
 
     def __init__(self, config: Config, run_dir: Path, callback: Callback | None, console: Console):
-        self.opened: dict[int, Seed] = {}
-        self.results: dict[int, Result] = {}
+        self.opened: dict[int, Seed] = {}  # that this process trains
+        self.results: dict[int, Result] = {}  # of the seeds that have ended
         self._fields: dict[int, dict[str, Any]] = {}  # of `result.json`, of the seeds that have ended
         self._config = config
         self._run_dir = run_dir
@@ -135,8 +174,10 @@ class Seeds:
         seed.advice = seed.advice or advice
         if self.unfinished.keys() == {number}:
             self._page.stop()  # the page at the end stays
-        self._fields[number], result = finish_seed(seed, stop_reason)
-        self.results[number], self._inactive[number] = result, seed.state
+        self._fields[number] = fields = finish_seed(seed, stop_reason)
+        about = (seed.run_dir, seed.host.step, seed.log.last_evaluation, seed.log.history)
+        self.results[number] = Result(StopReason[fields["stop_reason"]], *about, policy_return=fields["return"])
+        self._inactive[number] = seed.state
 
     def finish(self, stop_reason: StopReason | None, advice: str | None) -> Result:
         """Ends the unfinished seeds and the run; without a stop reason each seed has its own."""

@@ -50,7 +50,6 @@ class Program(NamedTuple):
     seed_devices: SeedDevices | None = None  # None if one device trains all seeds, or all devices train one seed
 
     def __call__(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """Runs one iteration; the state is donated."""
         return self.each((state,))[0]
 
     def each(self, states: tuple[TrainState, ...]) -> tuple[tuple[TrainState, Metrics], ...]:
@@ -65,21 +64,9 @@ class Program(NamedTuple):
 class TrainingSetup:
     """Environments, PPO and the training program of one configuration, at the configured precision.
 
-    Attributes:
-        single: One environment.
-        loaded: The environment with its physics backend.
-        precision: The precision level of all computations.
-
-    Args:
-        config: The configuration.
-        mesh: The devices of a seed.
-        more_guards: The user's guards, by site and name.
-        compiling: Shows the name of the program that is compiling; None for no message.
-        single: An environment object of the user; None to load the configured environment.
-        seed_devices: The devices that several seeds are divided over; None if there are not several of both.
-
-    Raises:
-        ConfigError: The environment cannot be made, or does not fit the configuration.
+    `mesh` has the devices of a seed, `seed_devices` those that several seeds are divided over, None if there are not
+    several of both. `single` is an environment object of the user, None to load the configured environment. Raises
+    `ConfigError` if the environment cannot be made, or does not fit the configuration.
     """
 
     def __init__(
@@ -220,16 +207,11 @@ class TrainingSetup:
         return self._with(state, incident=jax.tree.map(_blank, self.shapes().incident))
 
     def reset_envs_and_pool(self, state: TrainState, key: jax.Array) -> TrainState:
-        """The state after a reset of every environment and of the whole pool."""
         env_state, pool = self._draw(key)
-        env_state = _with_models_of(state.env_state, env_state)
-        return self._with(state, env_state=env_state, reset_pool=pool, running_return=self._no_returns(state))
+        return self._with_envs(state, env_state, reset_pool=pool)
 
     def reset_envs(self, state: TrainState, key: jax.Array) -> TrainState:
-        """The state after a reset of every environment."""
-        env_state = self._resets.draw(key, self._config.ppo.num_envs)
-        env_state = _with_models_of(state.env_state, env_state)
-        return self._with(state, env_state=env_state, running_return=self._no_returns(state))
+        return self._with_envs(state, self._resets.draw(key, self._config.ppo.num_envs))
 
     def refill_pool(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with a new pool of clean first states."""
@@ -285,8 +267,10 @@ class TrainingSetup:
     def _pool(self, key: jax.Array) -> Any:
         return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)
 
-    def _no_returns(self, state: TrainState) -> Any:
-        return None if state.running_return is None else np.zeros(self._config.ppo.num_envs, np.float32)
+    def _with_envs(self, state: TrainState, env_state: Any, **parts: Any) -> TrainState:
+        no_returns = None if state.running_return is None else np.zeros(self._config.ppo.num_envs, np.float32)
+        env_state = _with_models_of(state.env_state, env_state)
+        return self._with(state, env_state=env_state, running_return=no_returns, **parts)
 
     def _with(self, state: TrainState, **parts: Any) -> TrainState:
         placed = {name: sharding.place(part, self._mesh, sharding.SPLIT) for name, part in parts.items()}

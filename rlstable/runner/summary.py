@@ -30,7 +30,6 @@ from rlstable.io.run_folder import (
 from rlstable.policy.statistics import interquartile_mean
 from rlstable.report.page import page
 from rlstable.report.run_record import read_record, read_records
-from rlstable.runner.result import Result
 from rlstable.runner.seed import Seed
 from rlstable.supervise import memory
 from rlstable.supervise.diagnosis import LOSS_NOT_FINITE, recovered_text
@@ -130,7 +129,7 @@ def describe(
         ("steps", f"{fields['step']:,}" + (" each" if seeds else "")),
         ("return", "interquartile mean " * bool(seeds) + outcome_of(fields).return_text),
         *_of_policy(fields, policy),
-        _time(fields),
+        ("training time", f"{fields['seconds']:,.1f} s"),
         ("run folder", folder),
         *([("report", short_path(run_dir / "report.html"))] if (run_dir / "report.html").is_file() else []),
     ]
@@ -154,17 +153,6 @@ def _of_policy(fields: Mapping[str, Any], policy: Path | None) -> list[tuple[str
     best = "" if policy is None or not seeds else str(seed_of(policy))
     text = outcome_of(seeds.get(best, fields)).policy_text
     return [] if policy is None or text is None else [("policy", f"seed {best}, " * bool(best) + text)]
-
-
-def _time(fields: Mapping[str, Any]) -> tuple[str, str]:
-    """The line about the time: of this process by its parts if known, else of training only."""
-    training, wall = float(fields["seconds"]), fields.get("wall_seconds")
-    if wall is None:
-        return "training time", f"{training:,.1f} s"
-    rest = wall["total"] - wall["training"] - wall["evaluation"]
-    parts = f"training {wall['training']:,.1f} s, evaluation {wall['evaluation']:,.1f} s, start and end {rest:,.1f} s"
-    resumed = training - wall["training"] > 1.0
-    return "wall time", f"{wall['total']:,.1f} s: {parts}" + resumed * f"; training of all processes {training:,.1f} s"
 
 
 def _of_seed(fields: Mapping[str, Any]) -> str:
@@ -239,8 +227,8 @@ def finish_files(
     console.summary(rows + describe_warnings(fields))
 
 
-def finish_seed(seed: Seed, stop_reason: StopReason) -> tuple[dict[str, Any], Result]:
-    """Ends a seed: completes its files and releases its folder; returns the fields of `result.json`, and the result."""
+def finish_seed(seed: Seed, stop_reason: StopReason) -> dict[str, Any]:
+    """Ends a seed: completes its files and releases its folder; returns the fields of `result.json`."""
     log, saving = seed.log, seed.saving
     with contextlib.closing(seed):
         stop_reason = seed.final_stop_reason(stop_reason)
@@ -248,13 +236,11 @@ def finish_seed(seed: Seed, stop_reason: StopReason) -> tuple[dict[str, Any], Re
         more = {**_policy_fields(seed), **({"unsaved_steps": unsaved} if unsaved else {})}
         seed.checkpoints.close()
         fields = log.result(stop_reason, seed.cause, seed.advice, more)
-        numbers = (seed.host.step, log.last_evaluation, log.history)
-        result = Result(stop_reason, seed.run_dir, *numbers, policy_return=fields["return"])
         if hosts.is_writer():
             seed.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             log.logbook.wait()  # the report page reads it
             finish_files(stop_reason, fields, seed.config, seed.run_dir, log.console, saving.gone)
-        return fields, result
+        return fields
 
 
 def _policy_fields(seed: Seed) -> dict[str, Any]:

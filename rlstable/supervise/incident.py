@@ -1,13 +1,18 @@
-"""Incidents: a folder per captured bad environment, whose step `python -m rlstable.replay` repeats."""
+"""Incidents: a folder per captured bad environment, whose step `python -m rlstable.replay` repeats.
+
+The bad numbers of the step are listed in the order in which a bad number spreads from array to array. Names of arrays
+are as in `io.arrays`: `pipeline_state/qpos`, `obs/state`, `reward`, `info/steps`, and `action`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import io
 import json
+import math
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +21,24 @@ import numpy as np
 
 from rlstable.config import Config, ConfigError, load
 from rlstable.config.guards import QuarantineConfig
+from rlstable.guards.base import GREATEST_NORM
+from rlstable.guards.env import ACCELERATIONS, COORDINATES
 from rlstable.io.arrays import copy_out
 from rlstable.io.files import one_line, read_json, subfolder, write_atomically
 from rlstable.io.files import read as read_file
 from rlstable.io.jsonl import to_json
 from rlstable.ppo.state import Slot
-from rlstable.supervise.bad_values import find_bad_numbers
 from rlstable.supervise.stop_reasons import command
 
 FACTS, _ARRAYS = "incident.json", "arrays.npz"
 _MOST_BAD = 20  # bad numbers in the JSON
 _NO_LIMITS = dict.fromkeys(name for name in QuarantineConfig.model_fields if name != "enabled")
+
+Arrays = Mapping[str, np.ndarray]
+_PHYSICS = ("pipeline_state", "data")
+_GROUPS = ("action", "physics", "obs", "reward", "done", "metrics", "info")
+# Physics in the order of causes: forces, then motion, then derived values.
+_IN_ORDER = ("ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q")
 
 
 @dataclasses.dataclass
@@ -59,11 +71,7 @@ def limits_of(config: Config) -> QuarantineConfig:
 class Incidents:
     """Writes captured environments: at most one per device and window of iterations, and `keep` in the whole run.
 
-    Args:
-        causes: Names of the flags of a slot, `guard/cause` each.
-        memory: Changed in place.
-        event: Called as `event(kind, **fields)`: `incident` with `path`, `causes` and the `first` bad number, or
-            `incident_failed` with `iteration` and `error`.
+    `causes` are the names of the flags of a slot, `guard/cause` each. `memory` is changed in place.
     """
 
     def __init__(
@@ -157,11 +165,7 @@ def write(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarra
 
 
 def read(folder: Path) -> Incident:
-    """Reads an incident.
-
-    Raises:
-        ConfigError: The incident is missing or damaged, or another version of rlstable wrote it.
-    """
+    """Reads an incident; a `ConfigError` if it is missing or damaged, or another version of rlstable wrote it."""
     try:
         facts = read_json(folder / FACTS)
         # The checksums of the npz are checked. Without pickle, reading it runs no code.
@@ -175,3 +179,87 @@ def read(folder: Path) -> Incident:
         raise
     except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{folder}: is damaged ({one_line(error)}); use another copy") from error
+
+
+class BadNumber(NamedTuple):
+    """A bad number."""
+
+    array: str  # name of the array
+    place: tuple[int, ...]  # index in the array
+    value: float
+    why: str  # `not finite`, or the limit that is exceeded
+
+    def __str__(self) -> str:
+        place = f"[{', '.join(map(str, self.place))}]" if self.place else ""
+        return f"{self.array}{place} = {self.value:g} ({self.why})"
+
+
+def group(name: str) -> str:
+    """Kind of an array, as the quarantine guard names it: action, physics, obs, reward, ...; else info."""
+    head = name.split("/")[0]
+    return "physics" if head in _PHYSICS else head if head in _GROUPS else "info"
+
+
+def in_causal_order(names: Iterable[str]) -> list[str]:
+    """Sorts names in the order in which a bad number spreads: action, accelerations, positions, observation, reward."""
+
+    def rank(name: str) -> tuple[int, int, str]:
+        kind, last = group(name), name.split("/", 1)[-1]
+        is_ordered = kind == "physics" and last in _IN_ORDER
+        return (
+            _GROUPS.index(kind),
+            _IN_ORDER.index(last) if is_ordered else len(_IN_ORDER),
+            name,
+        )
+
+    return sorted(names, key=rank)
+
+
+def find_bad_numbers(arrays: Arrays, limits: QuarantineConfig) -> list[BadNumber]:
+    """The first bad number of each array of one environment after its step, in the order in which it spreads."""
+    floats = {name: array for name, array in arrays.items() if np.issubdtype(array.dtype, np.floating)}
+    found = {name: bad for name, array in floats.items() if (bad := _first_bad(name, array, *_limit(name, limits)))}
+    for kind in ("action", "physics", "metrics", "info"):
+        of_kind = {name: array for name, array in floats.items() if group(name) == kind}
+        if limits.max_other_norm is None or found.keys() & of_kind.keys():
+            continue
+        limit = min(limits.max_other_norm, GREATEST_NORM)
+        # Float64 does not overflow here: all values are finite.
+        if math.sqrt(sum(float(np.sum(np.square(array.astype(np.float64)))) for array in of_kind.values())) > limit:
+            name = max(of_kind, key=lambda name: magnitude(of_kind[name]))
+            index, value = _greatest(of_kind[name])
+            found[name] = BadNumber(name, index, value, f"the norm of all {kind} is beyond {limit:g}")
+    return [found[name] for name in in_causal_order(found)]
+
+
+def magnitude(array: np.ndarray) -> float:
+    """The largest finite absolute value; 0 if no number is finite."""
+    finite = np.abs(array[np.isfinite(array)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _limit(name: str, limits: QuarantineConfig) -> tuple[float | None, str]:
+    """The limit of an array's elements, and the start of the text that names it."""
+    kind, last = group(name), name.split("/", 1)[-1]
+    if kind == "done":
+        return 1.0, ""
+    key = {"obs": "max_abs_observation", "reward": "max_abs_reward"}.get(kind)
+    if kind == "physics":
+        key = "max_abs_state" if last in COORDINATES else "max_abs_acceleration" if last in ACCELERATIONS else None
+    return (None, "") if key is None else (getattr(limits, key), f"guards.quarantine.{key}=")
+
+
+def _first_bad(name: str, array: np.ndarray, limit: float | None, key: str) -> BadNumber | None:
+    wrong = ~np.isfinite(array)
+    why = "not finite"
+    if not wrong.any() and limit is not None:
+        wrong, why = ~(np.abs(array) <= limit), f"beyond {key}{limit:g}"
+    if not wrong.any():
+        return None
+    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return BadNumber(name, index, float(array[index]), why)
+
+
+def _greatest(array: np.ndarray) -> tuple[tuple[int, ...], float]:
+    index = tuple(int(i) for i in np.unravel_index(np.argmax(np.abs(array)), array.shape))
+    return index, float(array[index])

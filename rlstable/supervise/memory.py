@@ -1,12 +1,15 @@
-"""Memory: the need of a compiled program, the limit of the device, and the memory in use.
+"""Memory: the need of a compiled program, the limit of the device, and plans that need less.
 
-Decisions must not depend on the free memory, or a run would not be reproducible: `limit` depends on the configuration
-and the machine only. `live` is only printed.
+A plan divides minibatches into smaller parts, steps fewer environments per pass, or has fewer environments. The first
+two compute the same results; only fewer environments change the training. Decisions must not depend on the free memory,
+or a run would not be reproducible: `limit` depends on the configuration and the machine only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlstable.config import Config, ConfigError
+from rlstable.config.schema import divisors
+from rlstable.device import hosts
 
 # Shares of the limit. Above `TIGHT` an event is logged, because evaluation and resets need memory besides the program;
 # above `FULL` the program does not fit.
 TIGHT, FULL = 0.8, 0.95
+# Names of the levers, in the order in which they are tried; each as long as it helps.
+LEVERS = ("gradient_accumulation", "envs_per_pass", "num_envs")
+_NO_RELIEF = 0.9  # share of the memory needed before; a lever that still needs more is not tried further
+_LEAST_PASS = 8  # environments in the smallest pass; smaller passes take longer and save no memory
 _STEP = 1024.0
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -63,18 +72,14 @@ def limit(device: Any, configured: float | None = None) -> int | None:
     """Bytes that a program on this device may use, independent of the memory in use now; None if unknown.
 
     On a GPU this is the share that XLA may use (`XLA_PYTHON_CLIENT_MEM_FRACTION`), on a CPU the memory of the container
-    or of the machine.
-    A `configured` limit in GiB takes precedence.
+    or of the machine. A `configured` limit in GiB takes precedence.
     """
     if configured is not None:
         return int(configured * 2**30)
-    reported = _statistic(device, "bytes_limit")
-    return host_total() if reported is None and device.platform == "cpu" else reported
-
-
-def live(device: Any) -> int | None:
-    """Bytes in use on the device now; None if the device does not report it, as a CPU."""
-    return _statistic(device, "bytes_in_use")
+    reported = (device.memory_stats() or {}).get("bytes_limit")
+    if reported is None:
+        return host_total() if device.platform == "cpu" else None
+    return int(reported)
 
 
 def host_total(root: Path = Path("/")) -> int:
@@ -85,14 +90,10 @@ def host_total(root: Path = Path("/")) -> int:
 
 
 def require_states(config: Config, states: Any) -> None:
-    """Checks that the environments' first states fit into the host's memory and swap space, before they are drawn.
+    """Raises a `ConfigError` if the environments' first states do not fit into the host's memory and swap space.
 
-    No memory plan can divide them. The sizes are lower bounds, so a configuration that might fit passes.
-
-    `states` are the shapes of `ppo.num_envs` environments. With `supervise.memory.adapt=false` nothing is checked.
-
-    Raises:
-        ConfigError: They are too large; the message has the largest number that could fit.
+    No memory plan can divide them. The sizes are lower bounds, so a configuration that might fit passes. `states` are
+    the shapes of `ppo.num_envs` environments. With `supervise.memory.adapt=false` nothing is checked.
     """
     import psutil
 
@@ -125,11 +126,6 @@ def readable(count: float) -> str:
     return f"{size:,.1f} {_UNITS[-1]}"
 
 
-def _statistic(device: Any, name: str) -> int | None:
-    value = (device.memory_stats() or {}).get(name)
-    return None if value is None else int(value)
-
-
 def _group_limits(root: Path) -> list[int]:
     """Every memory limit of Linux control groups (version 2) on this process."""
     base, limits = root / "sys/fs/cgroup", []
@@ -145,3 +141,136 @@ def _group_limits(root: Path) -> list[int]:
             text = file.read_text().strip() if file.is_file() else ""
             limits += [int(text)] if text.isdigit() else []  # `max` is no limit
     return limits
+
+
+@dataclasses.dataclass
+class MemoryPlan:
+    """Sizes that replace configured sizes, as plain JSON; None keeps the configured size. Saved with the run."""
+
+    gradient_accumulation: int | None = None
+    envs_per_pass: int | None = None
+    num_envs: int | None = None  # only if it is smaller
+
+    def of(self, config: Config) -> Config:
+        """The configuration under this plan."""
+        num_envs = None if self.num_envs is None else min(self.num_envs, config.ppo.num_envs)
+        ppo = {"gradient_accumulation": self.gradient_accumulation, "num_envs": num_envs}
+        changed = {name: value for name, value in ppo.items() if value is not None}
+        env = {} if self.envs_per_pass is None else {"envs_per_pass": self.envs_per_pass}
+        return config.model_copy(
+            update={"ppo": config.ppo.model_copy(update=changed), "env": config.env.model_copy(update=env)}
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{name} {value}" for name in LEVERS if (value := getattr(self, name)) is not None]
+        return ", ".join(parts) or "as configured"
+
+
+def smallest(plans: Sequence[MemoryPlan]) -> MemoryPlan:
+    """The plan with the smallest value of each lever over several plans."""
+    parts = {name: [value for plan in plans if (value := getattr(plan, name)) is not None] for name in LEVERS}
+    least = {"gradient_accumulation": max, "envs_per_pass": min, "num_envs": min}
+    return MemoryPlan(**{name: least[name](values, default=None) for name, values in parts.items()})
+
+
+def smaller(config: Config, plan: MemoryPlan, lever: str, devices: int, factor: int = 2) -> MemoryPlan | None:
+    """The plan with one lever a step of the size `factor` further; None if the lever is at its end."""
+    planned = plan.of(config)
+    step = {"gradient_accumulation": _more_parts, "envs_per_pass": _smaller_passes, "num_envs": _fewer_envs}[lever]
+    value = step(planned, devices, factor)
+    return None if value is None else dataclasses.replace(plan, **{lever: value})
+
+
+def _more_parts(config: Config, devices: int, factor: int) -> int | None:
+    now, share = config.ppo.gradient_accumulation, config.ppo.batch_size // devices
+    if now == share:
+        return None
+    return min(n for n in divisors(share) if n >= min(factor * now, share))
+
+
+def _smaller_passes(config: Config, devices: int, factor: int) -> int | None:
+    share = config.ppo.num_envs // devices
+    now = min(config.env.envs_per_pass or share, share)
+    return None if now <= _LEAST_PASS else max(now // factor, _LEAST_PASS)
+
+
+def _fewer_envs(config: Config, devices: int, factor: int) -> int | None:
+    """The greatest number of environments that divides the batch and fits the devices; None if there is none."""
+    at_most = max(config.ppo.num_envs // factor, min(devices, config.ppo.num_envs - 1))
+    for count in sorted(divisors(config.ppo.rows), reverse=True):
+        if count <= at_most and count % devices == 0:
+            try:
+                config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": count})}).require_devices(
+                    devices
+                )
+            except ConfigError:
+                continue
+            return count
+    return None
+
+
+class OutOfMemory(Exception):
+    """No memory plan fits. The message names settings that would fit."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error means that a device refused memory."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
+class MemoryPlanner:
+    """Compares the memory that training needs with the limit, and plans with less memory."""
+
+    def __init__(self, config: Config, mesh: Any, event: Callable[..., None]):
+        self._config = config
+        self._event = event
+        self._mesh = mesh
+        own = limit(mesh.local_devices[0], config.supervise.memory.limit_gib)
+        # The same in all processes, because their programs must be the same.
+        limits = [one for one in hosts.gather("memory_limit", own) if one is not None]
+        self._limit = min(limits, default=None)
+        self._lever = 0
+        self._needed_before: int | None = None
+        self._tight_logged = False
+
+    def needed(self, program: Any) -> int | None:
+        """Bytes that a compiled program needs, as planned by the compiler; None if unknown."""
+        devices = self._mesh if program.seed_devices is None else program.seed_devices.mesh
+        return needed(footprint(program.executable), devices)
+
+    def fits(self, needed: int | None) -> bool:
+        """Whether a program may run; the first program near the limit is logged."""
+        if needed is None or self._limit is None:
+            return True
+        if needed > TIGHT * self._limit and not self._tight_logged:
+            self._tight_logged = True
+            self._event("memory_tight", needed=readable(needed), limit=readable(self._limit))
+        return needed <= FULL * self._limit or not self._config.supervise.memory.adapt
+
+    def smaller(self, plan: MemoryPlan, needed: int | None) -> MemoryPlan:
+        """A plan that needs less memory than a plan that needs `needed` bytes; None if the device refused them.
+
+        Raises `OutOfMemory` without a smaller plan.
+        """
+        if needed is not None and self._needed_before is not None and needed > _NO_RELIEF * self._needed_before:
+            self._lever += 1
+        self._needed_before = needed
+        factor = 2 if needed is None or self._limit is None else max(2, math.ceil(needed / self._limit))
+        while self._config.supervise.memory.adapt and self._lever < len(LEVERS):
+            smaller_plan = smaller(self._config, plan, LEVERS[self._lever], self._mesh.size, factor)
+            if smaller_plan is not None:
+                sizes = {} if needed is None else {"needed": readable(needed), "limit": readable(self._limit or 0)}
+                self._event("memory_planned", plan=str(smaller_plan), **sizes)
+                return smaller_plan
+            self._lever += 1
+        raise OutOfMemory(self._advice(plan, needed))
+
+    def _advice(self, plan: MemoryPlan, needed: int | None) -> str:
+        if not self._config.supervise.memory.adapt:
+            return "The device refused memory; set supervise.memory.adapt=true or use smaller networks."
+        need = "" if needed is None else f"Training needs {readable(needed)} of {readable(self._limit or 0)} "
+        limit = "" if needed is None else f"a limit of {needed / FULL / 2**30:.3g} GiB would be enough, or "
+        return (
+            f"{need or 'The device refused memory '}with {plan}; {limit}use smaller networks, "
+            "a smaller ppo.batch_size, ppo.num_minibatches or ppo.unroll_length."
+        )

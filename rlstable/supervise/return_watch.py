@@ -151,23 +151,17 @@ class WatchMemory:
 
 @dataclasses.dataclass
 class ReturnWatch:
-    """Detects that a policy returns less than the best policy of the run.
+    """Detects that a policy returns less than the best policy of the run."""
 
-    Attributes:
-        tolerance: Share of the gain since the start that may be lost.
-        episodes: Training episodes per look.
-    """
-
-    tolerance: float
-    episodes: int
+    tolerance: float  # share of the gain since the start that may be lost
+    episodes: int  # of training, per look
     memory: WatchMemory
 
     def train(self, mean_return: float, episodes: int) -> bool | None:
         """Records the training episodes of an iteration; their mean return is NaN without episodes.
 
-        Returns:
-            Whether the level is the best so far; None if the iteration completes no look. After an evaluation no level
-            counts as the best: training may see another task, and evaluations compare states better.
+        Returns whether the level is the best so far; None if the iteration completes no look. After an evaluation no
+        level counts as the best: training may see another task, and evaluations compare states better.
         """
         memory = self.memory
         if episodes > 0 and math.isfinite(mean_return):
@@ -218,13 +212,8 @@ class ReturnWatch:
     def is_worse(self, best: np.ndarray, now: np.ndarray, at_the_end: bool = False) -> bool | None:
         """Whether a policy returns credibly less than the best policy, by more than the tolerance.
 
-        Args:
-            best: Returns of the best policy, `[episodes]`; NaN for an aborted episode.
-            now: Returns of the present policy in episodes from the same first states.
-            at_the_end: Whether no training steps are left, so that the tolerance is smaller.
-
-        Returns:
-            Whether the policy is worse; None if the episodes are too few or too different.
+        The returns, `[episodes]`, are of episodes from the same first states, NaN for an aborted one. The tolerance is
+        smaller `at_the_end` of a run. Returns None if the episodes are too few or too different.
         """
         # Episodes that only one policy aborts do not count, unless the present policy aborts nearly all episodes.
         both = np.isfinite(best) & np.isfinite(now)

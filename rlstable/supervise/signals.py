@@ -29,18 +29,13 @@ class Signals:
     If another handler of SIGUSR1 or SIGUSR2 exists (submitit queues a job again with it), the signal ends the run too.
     The other handler is then called once everything is saved. SIGTERM is then left to its handler.
 
-    Args:
-        owns_process: Whether the process only runs this training. Then a signal during compilation and any second
-            signal end the process at once. Otherwise the second signal goes to the previous handler.
-
-    Attributes:
-        received: Number of the first signal; None before it.
-        announce: Called with the number of the first signal at once, possibly by another thread.
+    With `owns_process` the process only runs this training. Then a signal during compilation and any second signal end
+    the process at once. Otherwise the second signal goes to the previous handler.
     """
 
     def __init__(self, owns_process: bool = False):
-        self.received: int | None = None
-        self.announce: Callable[[int], None] = lambda number: None
+        self.received: int | None = None  # number of the first signal
+        self.announce: Callable[[int], None] = lambda number: None  # called with it at once, perhaps by another thread
         self.owns_process = owns_process
         self._previous: dict[int, Any] = {}
         self._exit: Callable[[], None] | None = None

@@ -15,7 +15,7 @@ import rlstable
 from rlstable.config import ConfigError
 from rlstable.envs.interface import check
 from rlstable.runner.loop import TrainingLoop
-from rlstable.runner.result import Result
+from rlstable.runner.seeds import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 ONCE = "but JAX runs its Python code only once, while tracing; keep it in info"

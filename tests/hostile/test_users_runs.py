@@ -25,7 +25,7 @@ from rlstable.doctor.playing import second_episodes
 from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.io.run_folder import read_result
 from rlstable.runner.loop import TrainingLoop
-from rlstable.runner.result import Result
+from rlstable.runner.seeds import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

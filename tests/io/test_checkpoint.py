@@ -14,8 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
-from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.saved_policy import restore_policy
+from rlstable.io.checkpoint import Checkpoints, restore_policy
 
 POLICY = {"params": {"hidden_0": {"kernel": np.eye(2, dtype=np.float32)}, "mean/std": np.ones(3, np.float16)}}
 SYNC = CheckpointConfig(asynchronous=False)

@@ -17,9 +17,8 @@ import pytest
 
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
-from rlstable.io import manifest as manifests
-from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.saved_policy import restore_policy
+from rlstable.io import arrays
+from rlstable.io.checkpoint import Checkpoints, restore_policy
 
 SYNC = CheckpointConfig(asynchronous=False, keep=3, keep_best=1)
 TEMPLATE = {"x": np.zeros(50), "noise": np.zeros(500, np.float32), "none": np.zeros((0, 2), np.int8)}
@@ -189,7 +188,7 @@ def edit(checkpoint: Path, change: Callable[[dict[str, Any]], Any], sign: bool) 
     change(manifest)
     if sign:
         del manifest["checksum"]
-        manifest["checksum"] = manifests.json_checksum(manifest)
+        manifest["checksum"] = arrays.json_checksum(manifest)
     path.write_text(json.dumps(manifest))
 
 
@@ -237,9 +236,9 @@ def test_unfinished_files_of_a_killed_process_are_no_checkpoint(run):
 
 def test_checkpoint_deleted_while_it_is_read_is_not_damaged(run, monkeypatch):
     """The trainer continues while another process loads a policy from the folder."""
-    from rlstable.io import saved_policy
+    from rlstable.io import checkpoint
 
-    real, reads = saved_policy.read_manifest, []
+    real, reads = checkpoint.read_manifest, []
 
     def read_manifest(manager: Any, folder: Path, step: int) -> Any:
         reads.append(step)
@@ -247,7 +246,7 @@ def test_checkpoint_deleted_while_it_is_read_is_not_damaged(run, monkeypatch):
             shutil.rmtree(folder / str(step))
         return real(manager, folder, step)
 
-    monkeypatch.setattr(saved_policy, "read_manifest", read_manifest)
+    monkeypatch.setattr(checkpoint, "read_manifest", read_manifest)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert restore_policy(run)[1] == {"i": 3}
@@ -258,7 +257,7 @@ def test_checkpoint_of_another_format_is_an_error_that_says_what_to_do(run):
     edit(run / "checkpoints/3", lambda manifest: manifest.update(format=4, rlstable="7.8.9"), sign=True)
     message = (
         rf"^{run}/checkpoints/3: saved by rlstable 7\.8\.9 in checkpoint format 4, but rlstable "
-        rf"{re.escape(manifests.__version__)} reads only format 3; use rlstable 7\.8\.9$"
+        rf"{re.escape(arrays.__version__)} reads only format 3; use rlstable 7\.8\.9$"
     )
     with Checkpoints(run, SYNC) as checkpoints, pytest.raises(ConfigError, match=message):
         checkpoints.restore(TEMPLATE)

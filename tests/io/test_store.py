@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from rlstable.config.run import CheckpointConfig
-from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.checkpoint import Checkpoints, restore_policy
 from rlstable.io.run_folder import steps_in
-from rlstable.io.saved_policy import restore_policy
 
 POLICY = {"w": np.ones(2, np.float32)}
 

@@ -7,8 +7,12 @@ import types
 from typing import Any
 
 import pytest
+from saved import events
+from toys import tiny_config
 
 from rlstable.config.run import WandbConfig
+from rlstable.io.console import Console
+from rlstable.io.logbook import Logbook
 from rlstable.io.services import Wandb
 
 ONLINE = WandbConfig(mode="online", project="p", group="g", tags=("a", "b"))
@@ -91,32 +95,29 @@ def test_wandb_steps_never_go_back(tmp_path, fake_wandb):
     assert fake_wandb.run.finished == 1
 
 
-def test_wandb_outage_at_the_start_is_reported_once(tmp_path, fake_wandb):
+def test_wandb_outage_at_the_start_is_reported_once_and_keeps_the_id(tmp_path, fake_wandb):
     def init(**_: Any) -> None:
         raise TimeoutError("no answer")
 
     fake_wandb.init = init
-    events = []
-    sink = Wandb(ONLINE, tmp_path, {}, "old-id", on_event=lambda kind, fields: events.append((kind, fields)))
-    sink.log(1, {"x": 1.0})
-    sink.event(1, "error", {})
-    sink.close()
-    assert events == [("wandb_failed", {"at": "start", "error": "TimeoutError: no answer"})]
-    assert sink.run_id == "old-id"
+    book = Logbook(tiny_config(logging={"wandb": {"mode": "online"}}), tmp_path, Console("off", 1))
+    book.start("old-id", 64)
+    book.log(128, {"x": 1.0})
+    book.close()
+    assert events(tmp_path) == [{"step": 64, "kind": "wandb_failed", "error": "TimeoutError: no answer"}]
+    assert (book.wandb_run_id, book.wandb_url) == ("old-id", None)
 
 
 def test_offline_wandb_writes_a_run_file(tmp_path, monkeypatch, capfd):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
-    events = []
-    sink = Wandb(WandbConfig(mode="offline"), tmp_path, {"env": {"name": "ant"}}, on_event=lambda *e: events.append(e))
+    sink = Wandb(WandbConfig(mode="offline"), tmp_path, {"env": {"name": "ant"}})
     sink.log(2, {"x": 1.0, "none": None})
     sink.log(1, {"x": float("nan")})
     sink.event(1, "error", {"message": "x"})
     assert sink.run_id
     sink.close()
-    assert events == []
     assert capfd.readouterr() == ("", "")
     [run] = (tmp_path / "wandb").glob(f"offline-run-*-{sink.run_id}")
     assert (run / f"run-{sink.run_id}.wandb").stat().st_size > 0

@@ -20,7 +20,7 @@ from saved import events, rows
 import rlstable
 from rlstable.evaluate import main as evaluate
 from rlstable.report.__main__ import main as report
-from rlstable.runner.result import Result
+from rlstable.runner.seeds import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

@@ -19,8 +19,7 @@ from rlstable.policy.evaluator import Evaluator, PolicySnapshot, snapshot_of, un
 from rlstable.ppo import normalizer
 from rlstable.ppo.normalizer import Statistics
 from rlstable.supervise import memory
-from rlstable.supervise.memory import Footprint
-from rlstable.supervise.memory_plan import OutOfMemory
+from rlstable.supervise.memory import Footprint, OutOfMemory
 
 
 class State:

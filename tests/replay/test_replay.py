@@ -17,8 +17,7 @@ from rlstable.config import ConfigError
 from rlstable.replay.__main__ import main
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import as_data, compare, conclude, rows
-from rlstable.supervise.bad_values import BadNumber
-from rlstable.supervise.incident import Incident, read
+from rlstable.supervise.incident import BadNumber, Incident, read
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 

@@ -27,12 +27,11 @@ from rlstable.report.run_record import read_records
 from rlstable.runner import loop
 from rlstable.runner.after_iteration import finish_iteration
 from rlstable.runner.loop import TrainingLoop
-from rlstable.runner.result import Result
 from rlstable.runner.seed import Seed
-from rlstable.runner.seeds import over_seeds
+from rlstable.runner.seeds import Result, over_seeds
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.runner.summary import fields_of, finish_seed
-from rlstable.supervise.memory_plan import MemoryPlan
+from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from toys import assemble, tiny_config
 
+from rlstable.runner.decision import ReturnCheck
 from rlstable.runner.host_state import HostState
-from rlstable.runner.return_check import ReturnCheck
 from rlstable.supervise.snapshots import Snapshots
 
 

@@ -11,7 +11,7 @@ from running import train
 from saved import checkpoint, events
 from toys import GUARDS_OFF
 
-from rlstable.runner.result import Result
+from rlstable.runner.seeds import Result
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 HEALTHY = {"fault": None}

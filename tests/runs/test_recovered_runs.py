@@ -19,7 +19,7 @@ from test_endings import UPDATES, scripted
 
 from rlstable import load_policy
 from rlstable.io.outcome import outcome_of
-from rlstable.runner.result import Result
+from rlstable.runner.seeds import Result
 from rlstable.supervise.incident import read
 from rlstable.supervise.stop_reasons import StopReason
 

@@ -11,8 +11,7 @@ from toys import mesh, tiny_config
 from rlstable.config import Config
 from rlstable.device.seed_devices import SeedDevices
 from rlstable.supervise import memory
-from rlstable.supervise.memory import Footprint
-from rlstable.supervise.memory_plan import MemoryPlan, MemoryPlanner, OutOfMemory, smaller
+from rlstable.supervise.memory import Footprint, MemoryPlan, MemoryPlanner, OutOfMemory, smaller
 
 GIB = 2**30
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlstable.config.guards import QuarantineConfig
-from rlstable.supervise.bad_values import find_bad_numbers, group, in_causal_order, magnitude
+from rlstable.supervise.incident import find_bad_numbers, group, in_causal_order, magnitude
 
 LIMITS = QuarantineConfig()
 NOTHING_ELSE = QuarantineConfig(**dict.fromkeys(name for name in QuarantineConfig.model_fields if name != "enabled"))
