@@ -1,27 +1,26 @@
-"""The console of a run: one line per evaluation, per event, and per few seconds of training."""
+"""The console of a run: one line per evaluation, per event, and per few seconds of training or other long work."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
 import re
 import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
-from rlstable.io.progress import Reminder
-
 _TRIPS = re.compile(r"guards/[^/]+/trips")
 # Events that are not trouble; their lines have no exclamation mark.
 _GOOD_EVENTS = frozenset(
     {
-        "resumed", "saved", "checkpoint_saved_again", "sink_recovered", "environments_redrawn", "backend_chosen",
-        "compiler_options_unknown", "best_confirmed", "episode_recorded", "sign_recovered",
-        "configuration_changed",
+        "resumed", "checkpoint_saved_again", "sink_recovered", "environments_redrawn", "backend_chosen",
+        "compiler_options_unknown", "best_confirmed", "episode_recorded", "sign_recovered", "configuration_changed",
     }
 )  # fmt: skip
 _PACE = 50  # rows over which the pace is measured
@@ -29,18 +28,11 @@ _STYLES = {"dim": 2, "yellow": 33, "cyan": 36}  # codes of a terminal
 
 
 class Console:
-    """Prints progress, events and the summary of a run.
+    """Prints progress, events and the summary of a run; mode `auto` colours the lines on a terminal.
 
-    If a pipe or terminal is closed, the run continues and nothing more is shown.
-
-    Attributes:
-        working: `with working(what, expected):` prints "still running" lines during long work.
-
-    Args:
-        mode: `auto` colours the lines on a terminal.
-        interval: Seconds between two lines of training; an evaluation always gets a line. Trips of one guard within the
-            interval are summed up in one line.
-        patience: Seconds between two "still running" lines.
+    Training has a line every `interval` seconds at most, long work (`with working(what, expected):`) one every
+    `patience` seconds, and each evaluation one. Trips of one guard within the interval are summed up in one line. If a
+    pipe or terminal is closed, the run continues and nothing more is shown.
     """
 
     def __init__(
@@ -212,6 +204,55 @@ class SeedConsole(Console):
 
     def message(self, text: str, style: str = "") -> None:
         self._console.message(f"{self._name}: {text}", style)
+
+
+@dataclasses.dataclass
+class _Work:
+    what: str
+    expected: str
+    started: float
+    printed: float
+
+
+class Reminder:
+    """Prints "still running" lines about the innermost long work, from one background thread."""
+
+    def __init__(self, patience: float, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
+        self._patience = patience
+        self._write = write
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running: list[_Work] = []
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def working(self, what: str, expected: float | None = None) -> Iterator[None]:
+        """Context manager that prints lines while the block runs, which takes `expected` seconds if that is known."""
+        now = self._clock()
+        work = _Work(what, "" if expected is None else f" of about {expected:.0f} s", now, now)
+        with self._lock:
+            self._running.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running.remove(work)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(self._patience / 4)
+            with self._lock:
+                if not self._running:
+                    self._thread = None
+                    return
+                work, now = self._running[-1], self._clock()
+                if now - work.printed < self._patience:
+                    continue
+                work.printed = now
+            self._write(f"{work.what}: {now - work.started:.0f} s{work.expected} so far")
 
 
 def _number(value: float | None, form: str) -> str:

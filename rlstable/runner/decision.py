@@ -110,9 +110,7 @@ class ReturnCheck:
         self._healthy = self._evaluated_best = False
         self.collapsed = False  # whether this iteration's comparison has confirmed a collapse
         self.best_return: float | None = None  # of the best policy in the comparison that confirmed the last collapse
-        self.fallen_return: float | None = (
-            None  # of the collapsed policy in the same episodes; None if all aborted
-        )
+        self.fallen_return: float | None = None  # of the collapsed policy in the same episodes; None if all aborted
 
     def train(self, metrics: Metrics) -> None:
         """Records the training episodes of an iteration, unless its state is bad."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rlstable.io.progress import Reminder
+from rlstable.io.console import Reminder
 
 
 def until(true: Callable[[], object]) -> None:
