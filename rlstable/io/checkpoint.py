@@ -284,12 +284,10 @@ def restore_policy(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Restores a policy from a run folder without changing the folder, also during the run.
 
-    If the best or latest checkpoint is damaged, the next best or the previous checkpoint is used, with the event
-    `checkpoint_damaged`.
-
     `directory` is the folder of the run, or its folder `checkpoints`. `which` is a number, "latest" or "best": the
-    confirmed best, else the best by a single evaluation, else the latest. Events go to `on_event(kind, fields)`, else
-    they are warnings.
+    confirmed best, else the best by a single evaluation, else the latest. If the best or latest checkpoint is damaged,
+    the next best or the previous checkpoint is used, with the event `checkpoint_damaged`, or a warning without
+    `on_event`.
 
     Returns the policy as a nested dict of NumPy arrays, and the host data, which contain `confirmed_return` if the
     checkpoint is the confirmed best. Raises `ConfigError` if the checkpoint does not exist or cannot be read.
@@ -328,12 +326,7 @@ def restore_policy(
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     try:
-        (step, arrays, manifest), _ = first_readable(
-            folder,
-            candidates,
-            read,
-            report,
-        )
+        (step, arrays, manifest), _ = first_readable(folder, candidates, read, report)
     finally:
         manager.close()
     policy: dict[str, Any] = {}
