@@ -1,12 +1,16 @@
-"""Console output, word for word."""
+"""Console output, word for word, also of one seed among several; and lines about long operations."""
 
 from __future__ import annotations
 
 import io
+import re
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
-from rlstable.io.console import Console
+from rlstable.io.console import Console, Reminder, SeedConsole
 
 
 class Clock:
@@ -128,3 +132,52 @@ def test_console_replaces_characters_that_the_stream_cannot_write():
     console = Console("plain", 100, stream=io.TextIOWrapper(raw, encoding="ascii"))
     console.message("größer")
     assert raw.getvalue() == b"gr??er\n"
+
+
+def test_console_event_names_its_seed() -> None:
+    console, stream, _ = make_plain()
+    SeedConsole(console, 7).event(128, "rolled_back", {"cause": "storm"})
+    assert stream.getvalue().splitlines() == ["! step 128  rolled_back: of seed 7, cause storm"]
+
+
+def test_console_of_one_seed_prints_neither_rows_nor_summaries() -> None:
+    console, stream, _ = make_plain()
+    own = SeedConsole(console, 0)
+    own.log(64, {"eval/episode_reward": 1.0})
+    own.summary([("stop reason", "completed")])
+    own.close()
+    assert stream.getvalue().splitlines() == []
+    own.message("result.json could not be written")
+    own.event(64, "stopped", {"stop_reason": "completed", "exit_code": 0, "step": 64})
+    assert stream.getvalue().splitlines() == [
+        "seed 0: result.json could not be written",
+        "- step 64  stopped: of seed 0, stop_reason completed, exit_code 0",
+    ]
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_reminder_names_the_innermost_operation() -> None:
+    told: list[str] = []
+    teller = Reminder(0.02, told.append)
+    with teller.working("outside"):
+        with teller.working("inside", expected=7.0):
+            until(lambda: told)
+            assert all(re.fullmatch(r"inside: \d+ s of about 7 s so far", line) for line in told)
+        until(lambda: any(re.fullmatch(r"outside: \d+ s so far", line) for line in told))
+
+
+def test_short_operations_print_nothing_and_share_one_thread() -> None:
+    told: list[str] = []
+    teller = Reminder(60.0, told.append)
+    before = set(threading.enumerate())  # of which some may end meanwhile
+    for _ in range(100):
+        with teller.working("a moment"):
+            pass
+    assert told == []
+    assert len(set(threading.enumerate()) - before) == 1
