@@ -52,21 +52,13 @@ def header(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
 
 
 def _services(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
-    """The lines about TensorBoard and Weights & Biases: their folder or page, and the command that shows them."""
-    logging, logbook = config.logging, seed.log.logbook
-    several = config.seeds > 1
-    rows = []
-    if logging.tensorboard:
-        folder = run_dir if several else run_dir / "tensorboard"
-        rows.append(("tensorboard", f"tensorboard --logdir {shlex.quote(short_path(folder))}"))
+    """The lines about TensorBoard and Weights & Biases: the command that shows or uploads a run, or its page."""
+    logging, logbook, folder = config.logging, seed.log.logbook, shlex.quote(short_path(run_dir))
+    rows = [("tensorboard", f"tensorboard --logdir {folder}")] if logging.tensorboard else []
     if logging.wandb.mode == "offline" and logbook.wandb_run_id is not None:
-        # A run that is resumed has one folder for each part.
-        parts = f"{shlex.quote(short_path(run_dir))}{'/seed-*' * several}/wandb/offline-run-*"
+        parts = f"{folder}{'/seed-*' * (config.seeds > 1)}/wandb/offline-run-*"  # a resumed run has one for each part
         rows.append(("wandb", f"offline; afterwards wandb sync {parts}"))
-    if logbook.wandb_url is not None:
-        group = f", in the group {seed.config.logging.wandb.group}" * several
-        rows.append(("wandb", f"{logbook.wandb_url}{group}; its files are in {short_path(seed.run_dir / 'wandb')}"))
-    return rows
+    return rows if logbook.wandb_url is None else [*rows, ("wandb", logbook.wandb_url)]
 
 
 def _physics(backend: str | None) -> str:
