@@ -121,7 +121,7 @@ def describe(
         ("steps", f"{fields['step']:,}" + (" each" if seeds else "")),
         ("return", "interquartile mean " * bool(seeds) + outcome_of(fields).return_text),
         *_of_policy(fields, policy),
-        ("training time", f"{fields['seconds']:,.1f} s"),
+        ("time", f"{fields['seconds']:,.1f} s of training"),
         ("run folder", folder),
         *([("report", short_path(run_dir / "report.html"))] if (run_dir / "report.html").is_file() else []),
     ]
