@@ -20,9 +20,9 @@ from rlstable.brax_ppo.params import BraxParams, from_brax
 from rlstable.cli.compose import compose
 from rlstable.compilation.jax_flags import check_flags
 from rlstable.config.overrides import literal
+from rlstable.envs.interface import require_unwrapped
 from rlstable.envs.objects import Environments, name_of
 from rlstable.envs.randomized import RandomizedEnv
-from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -133,7 +133,8 @@ def _networks(arguments: dict[str, Any], observation: Any) -> Any:
 
 def _observation(environment: Any) -> Any:
     """The shapes of an observation."""
-    return jax.eval_shape(without_training_wrappers(environment)[0].reset, jax.random.PRNGKey(0)).obs
+    require_unwrapped(environment)
+    return jax.eval_shape(environment.reset, jax.random.PRNGKey(0)).obs
 
 
 def _untrained(arguments: dict[str, Any], networks: Any, observation: Any, restored: Any) -> BraxParams:

@@ -28,6 +28,8 @@ _FIELDS = ("obs", "reward", "done", "metrics", "info")
 _STATE = f"it must return a state with {', '.join(_FIELDS)} and pipeline_state (brax.envs.State) or data (Playground)"
 _RLSTABLE_AND_JAX = (Path(__file__).resolve().parents[1], Path(jax.__file__).resolve().parent)
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+# rlstable itself does what their classes do: vectorise, repeat, truncate and reset.
+_TRAINING_WRAPPERS = ("brax.envs.wrappers.training", "mujoco_playground._src.wrapper")
 _NUMBER_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
@@ -40,6 +42,18 @@ def check(env: Any, name: str, network: NetworkConfig | None = None) -> None:
     """
     for mistake in _mistakes(env, name, network):
         raise ConfigError(f"env.name: {name}: {mistake}")
+
+
+def require_unwrapped(env: Any) -> None:
+    """Raises ConfigError if an environment is inside a training wrapper of Brax or Playground."""
+    while env is not None:
+        kind = type(env)
+        if kind.__module__ in _TRAINING_WRAPPERS and kind.__name__ != "Wrapper":
+            raise ConfigError(
+                f"env.name: {kind.__name__} is a training wrapper, and rlstable does its work; pass the environment "
+                "without it, with env.episode_length and env.action_repeat, and a randomisation as env.randomization_fn"
+            )
+        env = getattr(env, "__dict__", {}).get("env")
 
 
 def user_code_error(error: Exception, name: str, what: str) -> ConfigError:

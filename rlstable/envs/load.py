@@ -17,12 +17,11 @@ from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.envs import playground
 from rlstable.envs.imported import environment_factory, randomization_fn
-from rlstable.envs.interface import location, user_code_error
+from rlstable.envs.interface import location, require_unwrapped, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.patches import repair_fluid_model, use_own_devices, without_copies
 from rlstable.envs.randomized import RandomizedEnv
-from rlstable.envs.wrappers import without_training_wrappers
 
 
 class Loaded(NamedTuple):
@@ -31,7 +30,6 @@ class Loaded(NamedTuple):
     env: Any  # with Brax's Env interface
     backend: str | None  # value of `env.backend`; None if the environment offers no choice
     fallback_reason: str | None = None  # why `env.backend=auto` did not use the preferred backend; None if it did
-    removed: tuple[str, ...] = ()  # training wrappers of Brax and Playground that were around the environment
 
 
 def load_env(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, randomize: bool = True) -> Any:
@@ -68,10 +66,10 @@ def load(
             env = playground.load_task(config, kwargs, "jax" if backend == "native" else None)
         else:
             env = _build(factory, config, kwargs, backend)
-        env, removed = without_training_wrappers(env)
+        require_unwrapped(env)
         env = env if randomization is None else RandomizedEnv(env, randomization)
         own = "mjx" if config.source == "playground" else getattr(env, "backend", None)
-        return Loaded(env, own, removed=removed)
+        return Loaded(env, own)
 
     def native() -> Loaded:
         loaded = build("native")

@@ -22,7 +22,6 @@ from rlstable.device.seed_devices import SeedDevices, device_count_for
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
-from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.versions import versions
 from rlstable.policy.evaluator import Evaluator, make_evaluator
@@ -266,9 +265,6 @@ class Programs:
         elif config.env.backend == "auto":
             fields = {"backend": loaded.backend, "because": loaded.fallback_reason}
             self.notices.append(("backend_fallback", fields))
-        if loaded.removed:
-            kept = {key: getattr(config.env, key) for key in ("episode_length", "action_repeat")}
-            self.notices.append(("environment_unwrapped", {"removed": list(loaded.removed), **kept}))
         if hosts.count() == 1:
             return
         users = [getattr(setup.single, "unwrapped", setup.single)]
@@ -296,7 +292,7 @@ class Programs:
         which both would disturb; on several devices each environment has a share of the cores.
         """
         if self._environments is not None:
-            return without_training_wrappers(self._environments.evaluate)[0]
+            return self._environments.evaluate
         config = self._config
         same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and self.device_count == 1
         same = same and (config.eval.randomize or not config.env.is_randomized)

@@ -28,12 +28,11 @@ from rlstable.device.precision import Precision, level
 from rlstable.device.seed_devices import SeedDevices
 from rlstable.device.transforms import vmap_seeds
 from rlstable.envs.float64 import Float64Physics
-from rlstable.envs.interface import check
+from rlstable.envs.interface import check, require_unwrapped
 from rlstable.envs.load import Loaded, load
 from rlstable.envs.randomized import MODEL
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.envs.wrappers import without_training_wrappers
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_program, make_ppo, with_environments
@@ -87,8 +86,8 @@ class TrainingSetup:
         if single is None:
             self.loaded = load(config.env, None, len(stepping.local_devices))
         else:
-            single, removed = without_training_wrappers(single)
-            self.loaded = Loaded(single, getattr(single, "backend", None), removed=removed)
+            require_unwrapped(single)
+            self.loaded = Loaded(single, getattr(single, "backend", None))
         self.single = single = self.loaded.env
         if config.env.source in ("import", "object"):  # tracing takes time, and Brax's environments need no check
             check(single, config.env.name, config.network)

@@ -22,7 +22,7 @@ from rlstable import brax_ppo
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.doctor.playing import second_episodes
-from rlstable.envs.wrappers import without_training_wrappers
+from rlstable.envs.interface import require_unwrapped
 from rlstable.io.run_folder import read_result
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.seeds import Result
@@ -79,56 +79,24 @@ class BraxPoint(Env):
         return state.replace(pipeline_state=at, obs=at, reward=jnp.ones(()))
 
 
-class Halved(Wrapper):
-    """A wrapper of the user."""
-
-    def step(self, state: BraxState, action: jax.Array) -> BraxState:
-        return self.env.step(state, 0.5 * action)
-
-
-def wrapped(batch: int | None = None) -> Any:
-    """As `brax.envs.create` wraps, with a user's wrapper in the middle."""
-    env = training.EpisodeWrapper(BraxPoint(), 12, 2)
-    return training.AutoResetWrapper(Halved(env if batch is None else training.VmapWrapper(env, batch)))
-
-
-@pytest.mark.parametrize("batch", [None, 4])
-def test_training_wrappers_are_removed_and_wrappers_of_the_user_stay(batch: int | None) -> None:
-    env = wrapped(batch)
-    bare, removed = without_training_wrappers(env)
-    vmap = () if batch is None else ("VmapWrapper()",)
-    assert removed == ("AutoResetWrapper()", *vmap, "EpisodeWrapper(episode_length=12, action_repeat=2)")
-    assert type(bare) is Halved and type(bare.env) is BraxPoint and bare is not env.env
-    assert without_training_wrappers(bare) == (bare, ())
-
-
-def test_wrapper_that_randomizes_the_model_is_refused() -> None:
-    env = BraxPoint()
-    env.sys = jnp.zeros(())
-    randomized = training.DomainRandomizationVmapWrapper(env, lambda sys: (sys[None], 0))
-    with pytest.raises(ConfigError, match=r"env\.randomization_fn"):
-        without_training_wrappers(training.AutoResetWrapper(randomized))
-
-
-def test_fit_unwraps_an_environment_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_environment_inside_training_wrappers_ends_with_one_line(tmp_path: Path, vectorised: bool) -> None:
     """Time limits of the wrapper would be terminations."""
-    result = rlstable.fit(
-        wrapped(), run_dir=tmp_path, network="small", total_steps=256, ppo={"num_envs": 8, "batch_size": 8,
-        "num_minibatches": 2, "unroll_length": 8, "num_updates_per_batch": 1}, devices=1,
-        overrides=["env.episode_length=20", "eval.num_envs=2", "eval.num_evals=1", "checkpoint.enabled=false",
-                   "logging.console=off"],
-    )  # fmt: skip
-    (event,) = events(tmp_path, "environment_unwrapped")
-    assert event["removed"] == ["AutoResetWrapper()", "EpisodeWrapper(episode_length=12, action_repeat=2)"]
-    assert (event["episode_length"], event["action_repeat"]) == (20, 1)
-    last = result.history[-1]
-    assert (last["episode/length"], last["eval/avg_episode_length"], last["eval/episode_reward"]) == (20, 20, 20)
+    env = training.AutoResetWrapper(Wrapper(training.EpisodeWrapper(BraxPoint(), 12, 2)))
+    if vectorised:
+        env = training.VmapWrapper(env, 4)
+    outermost = "VmapWrapper" if vectorised else "AutoResetWrapper"
+    for train in (
+        lambda: rlstable.fit(env, run_dir=tmp_path),
+        lambda: brax_ppo.train(env, num_timesteps=0, episode_length=20),
+        lambda: brax_ppo.train(BraxPoint(), eval_env=env, num_timesteps=256, episode_length=20),
+    ):
+        with pytest.raises(ConfigError, match=rf"^env\.name: {outermost} is a training wrapper, and"):
+            train()
 
 
-def test_drop_in_takes_an_environment_that_is_already_wrapped() -> None:
-    make_policy, params, _ = brax_ppo.train(wrapped(4), num_timesteps=0, episode_length=20, num_envs=8, batch_size=8)
-    action, _ = make_policy(params, deterministic=True)(jnp.zeros((3, 2)), jax.random.PRNGKey(0))
-    assert action.shape == (3, 1)
+def test_wrapper_of_the_user_is_no_training_wrapper() -> None:
+    require_unwrapped(Wrapper(BraxPoint()))
 
 
 def test_additional_field_that_goes_bad_is_replaced_and_no_cause_for_more_precision(tmp_path: Path) -> None:
