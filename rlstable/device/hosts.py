@@ -34,6 +34,7 @@ _JOB_INDEX = "JOB_COMPLETION_INDEX"  # set by Kubernetes in the pods of an index
 _HEARTBEAT = 25  # seconds after which JAX aborts the others of a silent process
 _LONGEST = 24 * 3600 * 1000  # milliseconds of one wait for another process; JAX aborts it if that process is lost
 _ANSWER = 2000  # milliseconds in which the coordinator answers
+_ENDING_KEY = "rlstable/ending"
 
 Value = TypeVar("Value")
 
@@ -49,7 +50,6 @@ class Ending(NamedTuple):
 
 _service: Any = None  # JAX's coordination service; None in a process that trains alone
 _ending: Ending | None = None
-_runs = 0  # runs that these processes have begun
 _calls: Counter[str] = Counter()
 
 
@@ -59,7 +59,7 @@ def start(config: DistributedConfig) -> None:
     Raises:
         ConfigError: They cannot be connected, or are connected although the configuration says `false`.
     """
-    global _service, _runs
+    global _service
     if _ending is not None:
         raise ConfigError(
             f"distributed: these processes have ended as {_ending.stop_reason} ({_ending.message}); start new processes"
@@ -73,7 +73,6 @@ def start(config: DistributedConfig) -> None:
         _connect(config)
         _service = compatibility.coordination()
         atexit.register(leave)
-    _runs += 1
 
 
 def _is_wanted(config: DistributedConfig) -> bool:
@@ -224,39 +223,26 @@ def _flat(settings: Any, path: str = "") -> list[tuple[str, Any]]:
     return [item for key, value in settings.items() for item in _flat(value, f"{path}.{key}" if path else str(key))]
 
 
-def announce(stop_reason: str, exit_code: int, message: str) -> Ending:
-    """Announces that this process ends the run. Returns the first cause, which another process may have announced."""
+def announce(stop_reason: str, exit_code: int, message: str, error: Exception | None = None) -> Ending:
+    """Announces that this process ends the run. Returns the first cause, which another process may have announced.
+
+    An `error` of a collective is not announced: it means that another process has failed or is lost.
+    """
     global _ending
     ending = Ending(stop_reason, exit_code, message, index())
     if _service is None:
         return ending
     if _ending is None:
-        with contextlib.suppress(Exception):  # another process was first, or the coordinator is lost
-            _service.client.key_value_set(_ending_key(), json.dumps(ending))
-        _ending = _announced() or ending
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            lost = f"process {index()} has lost another process: {' '.join(str(error).split())[:200]}"
+            ending = ending._replace(message=lost, process=-1)
+        else:
+            with contextlib.suppress(Exception):  # another process was first, or the coordinator is lost
+                _service.client.key_value_set(_ENDING_KEY, json.dumps(ending))
+        _ending = ending
+        with contextlib.suppress(Exception):  # no process has announced anything, or the coordinator is lost
+            _ending = Ending(*json.loads(_service.client.blocking_key_value_get(_ENDING_KEY, _ANSWER)))
     return _ending
-
-
-def cause_of(error: Exception, stop_reason: str, exit_code: int) -> Ending:
-    """The first cause of an error: what another process has announced or lost, or the error itself, announced now."""
-    global _ending
-    message = f"process {index()}: {type(error).__name__}: {error}"
-    if _service is None or not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" in str(error):
-        return announce(stop_reason, exit_code, message)
-    lost = f"process {index()} has lost another process: {' '.join(str(error).split())[:200]}"
-    _ending = _ending or _announced() or Ending(stop_reason, exit_code, lost, -1)
-    return _ending
-
-
-def _announced() -> Ending | None:
-    client: Any = None if _service is None else _service.client
-    with contextlib.suppress(Exception):  # no process has announced anything, or the coordinator is lost
-        return Ending(*json.loads(client.blocking_key_value_get(_ending_key(), _ANSWER)))
-    return None
-
-
-def _ending_key() -> str:
-    return f"rlstable/ending/{_runs}"
 
 
 def leave(exit_code: int | None = None) -> None:
@@ -273,7 +259,7 @@ def leave(exit_code: int | None = None) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             # An error of all processes: the coordinator must not end first, because JAX then aborts the others.
-            _service.client.wait_at_barrier(f"rlstable/failed/{_runs}", _ANSWER)
+            _service.client.wait_at_barrier("rlstable/failed", _ANSWER)
         os._exit(exit_code or (1 if _ending is None else _ending.exit_code))
     _service = None
     with contextlib.suppress(Exception):

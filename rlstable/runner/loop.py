@@ -138,7 +138,8 @@ class TrainingLoop:
             hosts.announce(stop_reason.name, stop_reason.exit_code, f"process {hosts.index()} was interrupted")
             raise
         except Exception as error:
-            ending = hosts.cause_of(error, StopReason.error.name, StopReason.error.exit_code)
+            message = f"process {hosts.index()}: {type(error).__name__}: {error}"
+            ending = hosts.announce(StopReason.error.name, StopReason.error.exit_code, message, error)
             stop_reason = StopReason[ending.stop_reason]
             self._advise(ending)
             for seed in self._seeds.unfinished.values():
