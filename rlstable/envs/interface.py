@@ -1,6 +1,7 @@
 """Checks the interface of an imported environment: traces reset and step, and reports the first mistake.
 
-Each function is traced twice, to find Python state, and once with `jax.vmap`, as training calls it.
+Each function is traced twice, because JAX runs Python code only while tracing: a counter, `np.random` or the time keeps
+its value for the whole training. Then both are traced with `jax.vmap`, as training calls them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.networks import NetworkConfig
 from rlstable.device.shared import vmapped
-from rlstable.envs import python_state
 from rlstable.envs.randomized import MODEL, RandomizedEnv
 from rlstable.envs.shared_leaves import mark
 from rlstable.envs.vector import FIRST_STATE, episode_entries
@@ -98,18 +99,41 @@ def _traced(env: Any, name: str, what: str, *args: Any) -> Generator[str, None, 
 
         return jax.make_jaxpr(arrays_only, return_shape=True)(*args)
 
-    kept = [python_state.values(env)]
     try:
-        one, state = program()
-        kept.append(python_state.values(env))
-        other, _ = program()
-        kept.append(python_state.values(env))
+        (first, state), (second, _) = program(), program()
     except Exception as error:
         raise user_code_error(error, name, what) from error
     for part in foreign:
         yield f"{what} returns {part}; only arrays and numbers can be in a state"
-    yield from python_state.mistakes(env, what, kept, (one, other))
+    one, other = _constants(first), _constants(second)
+    if any(isinstance(x, jax.core.Tracer) for x in other):
+        yield f"{what} reads a value that an earlier call of reset or step traced; keep it in info"
+    elif len(one) != len(other) or not all(map(_same, one, other)):
+        yield (
+            f"{what} differs between two traces: a Python counter, np.random or the time never changes in the compiled "
+            "program; keep counters in info, and use jax.random with a key in info"
+        )
     return state
+
+
+def _constants(program: Any) -> list[Any]:
+    """Names of the operations of a program, with the constants that they read."""
+    found = [*getattr(program, "consts", ())]
+    for equation in program.eqns:
+        found += [equation.primitive.name, *(x.val for x in equation.invars if hasattr(x, "val"))]
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            found += _constants(value) if hasattr(value, "eqns") else []
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if not hasattr(one, "dtype") or not hasattr(other, "dtype"):
+        return type(one) is type(other) and repr(one) == repr(other)
+    if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+        one, other = jax.random.key_data(one), jax.random.key_data(other)
+    return np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 def _trace_several(env: Any, name: str, size: int) -> None:
