@@ -1,18 +1,15 @@
-"""Imports an environment by its path `package.module:Class`, and restricts the objects that may be called.
+"""Imports an environment by its path `package.module:Class`.
 
-- Allowed: a class with `reset` and `step`, like Brax's Env and Playground's MjxEnv.
-- Allowed outside rlstable, Brax and Playground: a Python function that is defined in the named module. Functions of
-  these three packages are not called, because some save, load or unpickle files.
-- Python's standard library is neither imported nor called.
+Another user's run folder may name code of rlstable, Brax and Playground without trust. Of these packages only a class
+with `reset` and `step` is called, because some of their functions save, load or unpickle files.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import sys
-import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +19,28 @@ from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 
 
-def environment_factory(config: EnvConfig) -> Any:
+def environment_factory(config: EnvConfig) -> Callable[..., Any]:
     """The class or function named by `env.name`; a `ConfigError` if it cannot be imported, or may not be called."""
     path = config.name
-    if config.package in sys.stdlib_module_names:
-        raise ConfigError(
-            f"env.name: {path} is in Python's standard library and is not called; "
-            "name a class with Brax's Env interface, or a function in your own module that returns an environment"
-        )
     factory = _imported(path, "env.name", config.is_foreign)
     if isinstance(factory, type):
         for method in ("reset", "step"):
             if not callable(getattr(factory, method, None)):
                 raise ConfigError(f"env.name: {path} has no method {method}; it must have Brax's Env interface")
-        return factory
-    function = inspect.unwrap(factory) if callable(factory) else factory  # removes functools.cache
-    if not config.is_foreign or not _is_function_of(path, function):
+    elif not config.is_foreign or not callable(factory):
         raise ConfigError(
-            f"env.name: {path} is not called: it must be a class with Brax's Env interface, or a function that is "
-            "defined in a module of your own and returns an environment"
+            f"env.name: {path} is not called: it must be a class with Brax's Env interface, or a function in a module "
+            "of your own that returns an environment"
         )
     return factory
 
 
-def randomization_fn(config: EnvConfig) -> Any:
-    """The function named by `env.randomization_fn`; a `ConfigError` unless the named module defines it."""
-    path = config.randomization_fn or ""
-    function = _imported(path, "env.randomization_fn", own=True)
-    if not _is_function_of(path, function):
-        raise ConfigError(f"env.randomization_fn: {path} must be a function that is defined in this module")
+def randomization_fn(config: EnvConfig) -> Callable[..., Any]:
+    """The function named by `env.randomization_fn`; a `ConfigError` if it cannot be imported."""
+    function = _imported(config.randomization_fn or "", "env.randomization_fn", own=True)
+    if not callable(function):
+        raise ConfigError(f"env.randomization_fn: {config.randomization_fn} is no function")
     return function
-
-
-def _is_function_of(path: str, function: Any) -> bool:
-    """Whether an object is a Python function that the module of the path defines, and does not import."""
-    return isinstance(function, types.FunctionType) and function.__module__ == path.partition(":")[0]
 
 
 def _imported(path: str, key: str, own: bool) -> Any:

@@ -26,7 +26,6 @@ REFUSED = {("swimmer", backend) for backend in BACKENDS if backend != "generaliz
 
 OWN = """
 import functools
-from subprocess import run
 class Ruin:
     def reset(self, rng):
         return None
@@ -116,7 +115,7 @@ def test_user_environment_is_a_class_or_a_function(rooms):
         ("rlstable_test_no_such_module:Room", ["no module 'rlstable_test_no_such_module'", "install it"]),
         ("rlstable_test_broken:Room", ["no module 'rlstable_test_no_such_dependency'", "rlstable_test_broken:Room"]),
         ("rlstable_test_rooms:Roam", ["no 'Roam'", "did you mean Room?"]),
-        ("rlstable_test_rooms:SIZE", ["is not called: it must be a class", "defined in a module of your own"]),
+        ("rlstable_test_rooms:SIZE", ["is not called: it must be a class", "in a module of your own"]),
         ("rlstable_test_rooms:Ruin", ["no method step", "Brax's Env interface"]),
     ],
 )
@@ -129,26 +128,16 @@ def test_error_about_a_missing_module_or_class_names_the_cause(rooms, name, said
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("os:system", "is in Python's standard library"),
-        ("rlstable_test_rooms:run", "is not called"),  # a function that another module defines
         ("rlstable.io.files:write_atomically", "is not called"),
         ("brax.io.model:load_params", "is not called"),  # it unpickles
         ("rlstable.io.lock:RunLock", "has no method reset"),
     ],
 )
-def test_only_environment_classes_and_functions_of_the_named_module_are_called(rooms, tmp_path, name, said):
+def test_only_environment_classes_of_known_packages_are_called(rooms, tmp_path, name, said):
     called = tmp_path / "called"
     for kwargs in ({"command": f"touch {called}"}, {"args": ["touch", str(called)]}, {"path": str(called)}):
         assert said in refusal(imported(name, **kwargs))
     assert not called.exists()
-
-
-def test_standard_library_module_is_rejected_before_it_is_imported(rooms):
-    before = list(sys.path)
-    sys.modules.pop("antigravity", None)  # it opens a browser
-    refusal(imported("antigravity:fly"))
-    assert "antigravity" not in sys.modules
-    assert sys.path == before, "and before the current folder is put into it"
 
 
 @pytest.mark.slow
