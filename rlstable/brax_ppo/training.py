@@ -18,7 +18,7 @@ from rlstable.brax_ppo.arguments import SIGNATURE, overrides_of, require
 from rlstable.brax_ppo.calls import BraxCalls, Metrics, absolute
 from rlstable.brax_ppo.params import BraxParams, from_brax
 from rlstable.cli.compose import compose
-from rlstable.compilation.jax_flags import check_flags
+from rlstable.compilation.xla import check_flags
 from rlstable.config.overrides import literal
 from rlstable.envs.interface import require_unwrapped
 from rlstable.envs.objects import Environments, name_of

@@ -1,4 +1,4 @@
-"""XLA: compiler options, JAX's cache of compiled programs, and dispatch."""
+"""JAX and XLA: unusable flags, compiler options, the cache of compiled programs, and dispatch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from rlstable.config import ConfigError
 from rlstable.device import hosts
 from rlstable.device import machine as processor
 from rlstable.io.private_folder import make_private, user_cache, writable_by_others
@@ -19,6 +20,14 @@ from rlstable.io.private_folder import make_private, user_cache, writable_by_oth
 # Context manager that shows the user what is compiling.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
 
+_DEBUG = "JAX would end the run at the first bad number, before a guard can reject it; the guards name step and value"
+# Flags with which no run works, and the reason; JAX's own error names the flag that forbids a transfer or a promotion.
+_UNUSABLE = {
+    "jax_debug_nans": _DEBUG,
+    "jax_debug_infs": _DEBUG,
+    "jax_enable_x64": "training computes in float32; precision.matmul=highest or x64 is more precise",
+    "jax_disable_jit": "training runs compiled programs; debug reset and step of your environment alone",
+}
 _MOST_BYTES = 2**31  # on disk; JAX deletes the least recently used programs first
 _WORTH_SECONDS = 0.2  # programs that compile faster than this are not cached
 _DETERMINISTIC = {
@@ -34,6 +43,13 @@ _QUICK = {
         "xla_cpu_use_fusion_emitters": False,
     },
 }
+
+
+def check_flags() -> None:
+    """Raises ConfigError if the shell or the user's program has set a flag of JAX with which no run works."""
+    for name, reason in _UNUSABLE.items():
+        if getattr(jax.config, name, False):  # another version of JAX may lack a flag
+            raise ConfigError(f"{name.upper()}=True: {reason}; unset {name.upper()}")
 
 
 def compiler_options(deterministic: bool, quickly: bool = False) -> dict[str, bool | int] | None:

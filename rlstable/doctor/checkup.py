@@ -10,8 +10,7 @@ from typing import Any
 
 import jax
 
-from rlstable.compilation.jax_flags import check_flags
-from rlstable.compilation.xla import enable_program_cache
+from rlstable.compilation.xla import check_flags, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
 from rlstable.config.schema import first_line

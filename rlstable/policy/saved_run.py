@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlstable import config as typed
-from rlstable.compilation.jax_flags import check_flags
-from rlstable.compilation.xla import disable_async_dispatch
+from rlstable.compilation.xla import check_flags, disable_async_dispatch
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import expand_home
 from rlstable.device.precision import Level

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from rlstable.compilation.ffi import interruptible
-from rlstable.compilation.jax_flags import check_flags
+from rlstable.compilation.xla import check_flags
 from rlstable.config import Config
 from rlstable.config.schema import expand_home
 from rlstable.device import hosts
