@@ -24,7 +24,7 @@ _ADAPTIVE_KL = ("desired_kl", "learning_rate_schedule_min_lr", "learning_rate_sc
 _KNOWN_WRAPPERS = {("brax", "wrap"), ("mujoco_playground", "wrap_for_brax_training")}
 
 
-def require(accepted: Any, message: str) -> None:
+def require(accepted: object, message: str) -> None:
     """Raises ConfigError unless an argument is accepted."""
     if not accepted:
         raise ConfigError(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from rlstable.brax_ppo.params import BraxParams, to_brax
 from rlstable.config.ppo import brax_epochs
 from rlstable.config.schema import expand_home
 from rlstable.device import sharding
+from rlstable.device.trees import Observation, PyTree
 from rlstable.runner.log import Row
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.seeds import Result
 from rlstable.supervise.stop_reasons import StopReason
 
 Metrics = dict[str, float]
+MakePolicy = Callable[..., Callable[[Observation, jax.Array], tuple[jax.Array, PyTree]]]
 
 
 class BraxCalls:
@@ -35,7 +37,7 @@ class BraxCalls:
 
     loop: TrainingLoop
 
-    def __init__(self, arguments: dict[str, Any], make_policy: Callable[..., Any], observation: Any):
+    def __init__(self, arguments: dict[str, Any], make_policy: MakePolicy, observation: Observation):
         self.metrics: Metrics = {}
         self._arguments = arguments
         self._make_policy = make_policy
@@ -122,7 +124,7 @@ class BraxCalls:
         return _floats({f"episode/{name.partition('/')[2]}": value for name, value in means.items()})
 
 
-def _means(rows: Sequence[Row], prefix: str) -> dict[str, Any]:
+def _means(rows: Sequence[Row], prefix: str) -> dict[str, float]:
     """The means of metrics over rows; of counters and clocks the last value."""
     values = collections.defaultdict(list)
     for row in rows:
@@ -133,7 +135,7 @@ def _means(rows: Sequence[Row], prefix: str) -> dict[str, Any]:
     return {name: xs[-1] if name in last else sum(xs) / len(xs) for name, xs in values.items()}
 
 
-def _floats(metrics: dict[str, Any]) -> Metrics:
+def _floats(metrics: Mapping[str, object]) -> Metrics:
     """Plain floats; NaN where an evaluation had no episode that counts."""
     return {
         name: math.nan if value is None else float(value)

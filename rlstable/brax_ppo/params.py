@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +13,14 @@ from brax.training.types import UInt64
 
 from rlstable.config import Config, ConfigError
 from rlstable.device.counter import WideCounter
-from rlstable.ppo.networks import Params
+from rlstable.device.trees import Observation, Params, PyTree
 from rlstable.ppo.normalizer import Statistics
 
 # (RunningStatisticsState, parameters of the policy, parameters of the value network)
 BraxParams = tuple[running_statistics.RunningStatisticsState, Params, Params]
 
 
-def to_brax(config: Config, params: Params, statistics: Statistics, observation: Any) -> BraxParams:
+def to_brax(config: Config, params: Params, statistics: Statistics, observation: Observation) -> BraxParams:
     """The result of `brax.training.agents.ppo.train`, from the parameters and statistics of a run.
 
     Parts of `observation`, the shapes of a whole one, that no network reads get mean 0 and deviation 1.
@@ -53,7 +52,7 @@ def to_brax(config: Config, params: Params, statistics: Statistics, observation:
 
 
 def from_brax(
-    config: Config, restored: Any, params: Params, statistics: Statistics, *, value: bool = True
+    config: Config, restored: BraxParams, params: Params, statistics: Statistics, *, value: bool = True
 ) -> tuple[Params, Statistics]:
     """Converts `restored` parameters in Brax's form to those of a run, which they must fit.
 
@@ -85,20 +84,20 @@ def from_brax(
     return new, dataclasses.replace(statistics, count=count, mean=mean, std=std, variance=variance)
 
 
-def _completed(part: Any, whole: Any) -> Any:
+def _completed(part: Observation, whole: Observation) -> Observation:
     return {**whole, **part} if isinstance(whole, Mapping) else part
 
 
-def _selected(whole: Any, part: Any) -> Any:
+def _selected(whole: Observation, part: Observation) -> Observation:
     return {key: whole[key] for key in part if key in whole} if isinstance(part, Mapping) else whole
 
 
-def _plain(tree: Any) -> Any:
+def _plain(tree: PyTree) -> PyTree:
     """Nested dictionaries in the place of other mappings, such as flax's FrozenDict."""
     return {key: _plain(value) for key, value in tree.items()} if isinstance(tree, Mapping) else tree
 
 
-def _fitted(restored: Any, like: Any, what: str) -> Any:
+def _fitted(restored: PyTree, like: PyTree, what: str) -> PyTree:
     """Restored arrays with the types of the run's."""
     shapes = {jax.tree_util.keystr(path): np.shape(x) for path, x in jax.tree_util.tree_leaves_with_path(restored)}
     expected = {jax.tree_util.keystr(path): np.shape(x) for path, x in jax.tree_util.tree_leaves_with_path(like)}

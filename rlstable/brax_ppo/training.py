@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from brax.training.agents.ppo import checkpoint
 from brax.training.agents.ppo import networks as ppo_networks
 
 from rlstable.brax_ppo.arguments import SIGNATURE, overrides_of, require
-from rlstable.brax_ppo.calls import BraxCalls, Metrics, absolute
+from rlstable.brax_ppo.calls import BraxCalls, MakePolicy, Metrics, absolute
 from rlstable.brax_ppo.params import BraxParams, from_brax
 from rlstable.cli.compose import compose
 from rlstable.compilation.xla import check_flags
 from rlstable.config.overrides import literal
+from rlstable.device.trees import Env, Observation
 from rlstable.envs.interface import require_unwrapped
 from rlstable.envs.objects import Environments, name_of
 from rlstable.envs.randomized import RandomizedEnv
@@ -29,7 +30,7 @@ from rlstable.supervise.stop_reasons import StopReason
 
 def train(
     *args: Any, run_dir: str | Path | None = None, guards: str = "default", overrides: Sequence[str] = (), **kwargs: Any
-) -> tuple[Callable[..., Any], BraxParams, Metrics]:
+) -> tuple[MakePolicy, BraxParams, Metrics]:
     """Trains a policy, with the arguments, defaults, calls and results of Brax's `ppo.train`.
 
     These arguments of Brax differ:
@@ -124,20 +125,22 @@ _OWN = [one for one in inspect.signature(train).parameters.values() if one.kind 
 train.__signature__ = SIGNATURE.replace(parameters=[*SIGNATURE.parameters.values(), *_OWN])  # type: ignore[attr-defined]
 
 
-def _networks(arguments: dict[str, Any], observation: Any) -> Any:
+def _networks(arguments: dict[str, Any], observation: Observation) -> ppo_networks.PPONetworks:
     """Brax's own networks."""
     normalize = running_statistics.normalize if arguments["normalize_observations"] else lambda x, _: x
     shapes, size = jax.tree.map(lambda x: x.shape, observation), arguments["environment"].action_size
     return arguments["network_factory"](shapes, size, preprocess_observations_fn=normalize)
 
 
-def _observation(environment: Any) -> Any:
+def _observation(environment: Env) -> Observation:
     """The shapes of an observation."""
     require_unwrapped(environment)
     return jax.eval_shape(environment.reset, jax.random.PRNGKey(0)).obs
 
 
-def _untrained(arguments: dict[str, Any], networks: Any, observation: Any, restored: Any) -> BraxParams:
+def _untrained(
+    arguments: dict[str, Any], networks: ppo_networks.PPONetworks, observation: Observation, restored: BraxParams | None
+) -> BraxParams:
     """The parameters that Brax returns for `num_timesteps=0`, from the same random keys."""
     key_policy, key_value = jax.random.split(jax.random.split(jax.random.PRNGKey(arguments["seed"]))[0])
     value = networks.value_network.init(key_value)

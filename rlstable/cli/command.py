@@ -80,7 +80,7 @@ def options(model: type[Model], arguments: Sequence[str]) -> Model:
     return validate(model, data)
 
 
-def _read(text: str, kind: str) -> Any:
+def _read(text: str, kind: str) -> object:
     import yaml
 
     if "Path" in kind:
@@ -103,7 +103,7 @@ def _keys(model: type[Section]) -> str:
     return "\nkeys:\n" + "".join(f"  {name:<{width}}  {text}\n" for name, text in rows)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -128,7 +128,7 @@ def note(text: str) -> None:
     print(f"{text} ...", file=sys.stderr)
 
 
-def print_json(data: Any) -> None:
+def print_json(data: object) -> None:
     """Prints the report as JSON. Raises ValueError at a number that is not finite."""
     print(json.dumps(data, indent=2, allow_nan=False))
 

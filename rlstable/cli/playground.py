@@ -69,7 +69,7 @@ def _settings(task: str, impl: str | None) -> dict[str, Any]:
     return settings | {f"network.{name}": _plain(value) for name, value in network.items()}
 
 
-def _rounded(steps: int, arguments: Mapping[str, Any]) -> int:
+def _rounded(steps: int, arguments: Mapping[str, int]) -> int:
     """The number of steps that Brax trains; unchanged with an impossible argument, which validation reports."""
     try:
         epochs = brax_epochs({**arguments, "num_timesteps": steps, "num_evals": arguments["num_evals"] + 1})
@@ -78,5 +78,5 @@ def _rounded(steps: int, arguments: Mapping[str, Any]) -> int:
     return epochs.parts * epochs.steps
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value

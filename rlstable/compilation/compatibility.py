@@ -24,6 +24,7 @@ import importlib.metadata
 from typing import Any
 
 from rlstable.config import ConfigError
+from rlstable.device.trees import PyTree
 
 BRAX_PIPELINE = "_pipeline"
 # Fields with the model that domain randomisation replaces: Brax's environments, and Playground's tasks.
@@ -91,7 +92,7 @@ def mjx_io() -> Any:
     return module
 
 
-def mjx_arrays(data: Any) -> Any:
+def mjx_arrays(data: PyTree) -> PyTree:
     """The object with the arrays of one implementation of MJX, contacts among them; `data` itself for other physics."""
     return getattr(data, "_impl", data)
 

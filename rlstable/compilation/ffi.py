@@ -30,7 +30,7 @@ _INTERNAL = 13  # XLA_FFI_Error_Code_INTERNAL
 _MOST_VIEWS = 64  # a program reuses its memory, so it needs few sets of arrays
 
 
-def _struct(name: str, *fields: tuple[str, Any], extensions: Any = ctypes.c_void_p) -> Any:
+def _struct(name: str, *fields: tuple[str, type], extensions: type = ctypes.c_void_p) -> Any:
     """A structure of the interface; all but a few begin with their size and a list of extensions."""
     head = (("size", ctypes.c_size_t), ("extensions", extensions))
     return type(name, (ctypes.Structure,), {"_fields_": (*head, *fields)})
@@ -104,7 +104,9 @@ class _Call:
 _calls: dict[int, _Call] = {}
 
 
-def call(name: str, compute: Compute, arguments: Mapping[str, jax.Array], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def call(
+    name: str, compute: Compute, arguments: Mapping[str, jax.Array], wanted: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.Array]:
     """Calls `compute(arguments, results)`, which writes the results; only on a CPU.
 
     Under vmap, all arrays get the same leading axes.

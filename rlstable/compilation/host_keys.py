@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from rlstable.compilation.xla import quick_options
+from rlstable.device.trees import PyTree
 
 
 def keys_of_seed(seed: int) -> tuple[jax.Array, ...]:
@@ -23,11 +24,10 @@ def split(key: jax.Array) -> tuple[jax.Array, ...]:
 
 def fold_in(key: jax.Array, number: int) -> jax.Array:
     """`jax.random.fold_in(key, number)`; the number is below 2**32."""
-    folded: jax.Array = _quick(jax.random.fold_in)(key, np.uint32(number))
-    return folded
+    return _quick(jax.random.fold_in)(key, np.uint32(number))
 
 
-def shape() -> Any:
+def shape() -> jax.ShapeDtypeStruct:
     """Shape and dtype of a key, to trace programs with."""
     return jax.eval_shape(jax.random.PRNGKey, 0)
 
@@ -41,5 +41,5 @@ def _split(key: jax.Array) -> tuple[jax.Array, ...]:
 
 
 @functools.cache
-def _quick(function: Any) -> Any:
+def _quick(function: Callable[..., PyTree]) -> jax.stages.Wrapped:
     return jax.jit(function, compiler_options=quick_options() or None)

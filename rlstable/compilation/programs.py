@@ -7,16 +7,17 @@ import functools
 import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from jax.stages import Lowered
+from jax.stages import Compiled, Lowered, Wrapped
 
 from rlstable.compilation import background
-from rlstable.compilation.xla import quick_options
+from rlstable.compilation.xla import Options, quick_options
 from rlstable.device.precision import SINGLE, Precision
+from rlstable.device.trees import PyTree
 
 # Returns the arguments to trace a program with, or their shapes.
-Arguments = Callable[[], tuple[Any, ...]]
+Arguments = Callable[[], tuple[PyTree, ...]]
 Built = TypeVar("Built")
 
 _MANY_CONSTANTS = 50 * 10**6  # bytes
@@ -41,7 +42,7 @@ class Builder:
         on_large_constants: Called with the bytes of a traced program's constants if they slow down its compilation.
     """
 
-    def __init__(self, precision: Precision = SINGLE, options: dict[str, Any] | None = None):
+    def __init__(self, precision: Precision = SINGLE, options: Options | None = None):
         self._precision = precision
         self._options = options
         self.on_large_constants: Callable[[int], None] = lambda size: None
@@ -49,12 +50,12 @@ class Builder:
     def build(
         self,
         name: str,
-        function: Any,
+        function: Wrapped,
         arguments: Arguments,
         donates: bool = False,
         rarely_used: bool = False,
         at_once: bool = False,
-    ) -> Future[Any]:
+    ) -> Future[Compiled]:
         """Compiles a program, if possible in a background thread.
 
         Args:
@@ -67,11 +68,11 @@ class Builder:
         """
         return self._compiled(self._lower(name, function, arguments, donates), rarely_used, at_once)
 
-    def outputs(self, name: str) -> Any:
+    def outputs(self, name: str) -> PyTree:
         """Shapes and dtypes of a program's results; None if the program must be traced to know them."""
         del name
 
-    def _lower(self, name: str, function: Any, arguments: Arguments, donates: bool) -> Lowered:
+    def _lower(self, name: str, function: Wrapped, arguments: Arguments, donates: bool) -> Lowered:
         del name, donates  # only for the trace cache: `function` already donates
         args = arguments()
         with self._precision.compiled(), collector_paused():
@@ -79,9 +80,8 @@ class Builder:
             size = sum(getattr(constant, "nbytes", 0) for constant in traced.jaxpr.consts)
             if size > _MANY_CONSTANTS:
                 self.on_large_constants(size)
-            lowered: Lowered = traced.lower()
-        return lowered
+            return traced.lower()
 
-    def _compiled(self, lowered: Lowered, rarely_used: bool, at_once: bool = False) -> Future[Any]:
+    def _compiled(self, lowered: Lowered, rarely_used: bool, at_once: bool = False) -> Future[Compiled]:
         options = {**(self._options or {}), **(quick_options() if rarely_used else {})}
         return background.build(functools.partial(lowered.compile, options or None), at_once)

@@ -21,15 +21,17 @@ import mujoco
 import numpy as np
 from jax import export
 from jax.sharding import Mesh
+from jax.stages import Lowered, Wrapped
 
 from rlstable.compilation import ffi, sources
 from rlstable.compilation.programs import Arguments, Builder, collector_paused
-from rlstable.compilation.xla import compiler_options, program_cache_folder
+from rlstable.compilation.xla import Options, compiler_options, program_cache_folder
 from rlstable.config import Config
 from rlstable.config.run import EnvConfig
 from rlstable.device.machine import share_of_cores
 from rlstable.device.mjx import uses_warp
 from rlstable.device.precision import Precision, level
+from rlstable.device.trees import Env, PyTree
 from rlstable.io.private_folder import make_private, writable_by_others
 from rlstable.io.versions import versions
 
@@ -46,7 +48,7 @@ _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
 _MOST_FILES = 400  # a run has four programs, of up to a few megabytes each
 
 
-def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Builder:
+def programs_of(config: Config, mesh: Mesh, env: Env | None = None) -> Builder:
     """Builder of a run's programs: with the trace cache only if a new trace would certainly be the same.
 
     These cases do not use the cache:
@@ -70,7 +72,7 @@ def programs_of(config: Config, mesh: Mesh, env: Any = None) -> Builder:
     return TraceCache(folder / f"traced-{os.getuid()}", _key_text(config, files, mesh), mesh, precision, options)
 
 
-def _sources_of(config: EnvConfig, env: Any) -> str | None:
+def _sources_of(config: EnvConfig, env: object) -> str | None:
     """A hash of everything that programs with an environment are traced from; None if it cannot be known."""
     if config.randomization_fn is not None:
         return None
@@ -93,15 +95,13 @@ class TraceCache(Builder):
     named by a hash of `key_text`, which says everything that the programs are traced from, and of the program's name.
     """
 
-    def __init__(
-        self, folder: Path, key_text: str, mesh: Mesh, precision: Precision, options: dict[str, Any] | None = None
-    ):
+    def __init__(self, folder: Path, key_text: str, mesh: Mesh, precision: Precision, options: Options | None = None):
         super().__init__(precision, options)
         self._folder = folder
         self._key_text = key_text
         self._mesh = mesh
 
-    def _lower(self, name: str, function: Any, arguments: Arguments, donates: bool) -> jax.stages.Lowered:
+    def _lower(self, name: str, function: Wrapped, arguments: Arguments, donates: bool) -> Lowered:
         """Lowers the cached trace of a program; traces the program only if the cache does not have it."""
         lowered = self._lowered(name, donates, _read(self._path(name)))
         if lowered is not None:
@@ -116,20 +116,20 @@ class TraceCache(Builder):
             _write(self._path(name), saved)
         return lowered
 
-    def outputs(self, name: str) -> Any:
+    def outputs(self, name: str) -> PyTree:
         trace = _loaded(_read(self._path(name)))
         if trace is None:
             return None
         outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in trace.exported.out_avals]
         return jax.tree.unflatten(trace.results, outputs)
 
-    def _lowered(self, name: str, donates: bool, saved: bytes | None) -> jax.stages.Lowered | None:
+    def _lowered(self, name: str, donates: bool, saved: bytes | None) -> Lowered | None:
         """A saved trace, lowered; None if it cannot be used, and the caller traces the function instead."""
         trace = _loaded(saved)
         if trace is None:
             return None
 
-        def program(*arguments: Any) -> Any:
+        def program(*arguments: PyTree) -> PyTree:
             return jax.tree.unflatten(trace.results, trace.exported.call(*jax.tree.leaves(arguments)))
 
         program.__name__ = name.replace(" ", "_")
@@ -149,18 +149,18 @@ class _Trace(NamedTuple):
     """A traced program with flat arguments and results, and their tree structures."""
 
     exported: export.Exported
-    arguments: Any
-    results: Any
+    arguments: jax.tree_util.PyTreeDef
+    results: jax.tree_util.PyTreeDef
 
 
-def _traced(function: Any, arguments: tuple[Any, ...], mesh: Mesh) -> bytes | None:
+def _traced(function: Wrapped, arguments: tuple[PyTree, ...], mesh: Mesh) -> bytes | None:
     """The traced program as it is saved; None if it cannot be."""
     leaves, tree = jax.tree.flatten(arguments)
     # A sharding outside the mesh depends on how the array was made, and differs in a resumed run.
     shardings = (x.sharding if getattr(getattr(x, "sharding", None), "mesh", None) == mesh else None for x in leaves)
-    results: list[Any] = []
+    results: list[jax.tree_util.PyTreeDef] = []
 
-    def flat(*leaves: Any) -> list[Any]:
+    def flat(*leaves: jax.Array) -> list[jax.Array]:
         outputs, structure = jax.tree.flatten(function(*jax.tree.unflatten(tree, leaves)))
         results.append(structure)
         return outputs
@@ -181,7 +181,7 @@ def _loaded(saved: bytes | None) -> _Trace | None:
         return None
 
 
-def _placeholder(like: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+def _placeholder(like: PyTree, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
 
 
@@ -211,7 +211,7 @@ def _write(path: Path, saved: bytes) -> None:
         file.unlink(missing_ok=True)
 
 
-def _plain(arguments: Mapping[str, Any] | None) -> bool:
+def _plain(arguments: Mapping[str, object] | None) -> bool:
     """Whether an environment's arguments are numbers, booleans or null, which fully describe the environment."""
     return all(
         name == "backend" or isinstance(value, bool | int | float | None) for name, value in (arguments or {}).items()

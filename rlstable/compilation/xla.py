@@ -17,6 +17,7 @@ from rlstable.device import hosts
 from rlstable.device import machine as processor
 from rlstable.io.private_folder import make_private, user_cache, writable_by_others
 
+Options = dict[str, Any]  # of the compiler; the type that JAX declares lacks integers
 # Context manager that shows the user what is compiling.
 Compiling = Callable[[str], contextlib.AbstractContextManager[None]]
 
@@ -80,7 +81,7 @@ def _known(table: Mapping[str, Mapping[str, bool | int]]) -> dict[str, bool | in
 def _is_known(backend: str, name: str, value: bool | int) -> bool:
     """Whether an empty program compiles with an option; every jaxlib has other options."""
     del backend  # the option may be known on another device
-    options: dict[str, Any] = {name: value}
+    options: Options = {name: value}
     try:
         jax.jit(lambda: None).lower().compile(options)
     except jax.errors.JaxRuntimeError:
@@ -134,8 +135,7 @@ def program_cache_folder() -> Path | None:
 
 
 def _known_folder() -> str | None:
-    folder: str | None = getattr(jax.config, "jax_compilation_cache_dir", None)
-    return folder
+    return getattr(jax.config, "jax_compilation_cache_dir", None)
 
 
 def disable_async_dispatch() -> None:

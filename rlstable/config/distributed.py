@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, model_validator
 
 from rlstable.config.schema import Count, CountOrZero, Positive, Section, require
 
 
-def _word(value: Any) -> Any:
+def _word(value: object) -> object:
     """A switch as a word: YAML reads `true` and `false` as truth values."""
     return str(value).lower() if isinstance(value, bool) else value
 

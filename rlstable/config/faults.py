@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, model_validator
 
@@ -29,7 +29,7 @@ _POSITIVE = ("learning_rate", "counters", "critic", "normalizer")  # sites whose
 _NEVER = 2**31 - 1  # more iterations than any run has
 
 
-def _nonfinite_as_text(value: Any) -> Any:
+def _nonfinite_as_text(value: object) -> object:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

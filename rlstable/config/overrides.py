@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 _NO_STRINGS = {"null", "true", "false", "inf", "nan"}
 
 
-def overrides(key: str, value: Any) -> list[str]:
+def overrides(key: str, value: object) -> list[str]:
     """A keyword argument as Hydra overrides; a mapping is one override for each of its keys."""
     if is_mapping(value):
         return [f"{key}.{name}={literal(inner)}" for name, inner in value.items()]
     return [f"{key}={literal(value)}"]
 
 
-def is_mapping(value: Any) -> bool:
+def is_mapping(value: object) -> TypeGuard[Mapping[str, object]]:
     """Whether a value is a mapping, or has the methods of one, as the `ConfigDict` of ml_collections."""
     return isinstance(value, Mapping) or (hasattr(value, "keys") and hasattr(value, "items"))
 
 
-def literal(value: Any) -> str:
+def literal(value: object) -> str:
     """A Python value, or a number or array of NumPy or JAX, in Hydra's override grammar."""
     if hasattr(value, "tolist"):
         value = value.tolist()

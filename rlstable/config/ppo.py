@@ -80,7 +80,7 @@ class PPOConfig(Section, at="ppo"):
 
     @field_validator("learning_rate_schedule", mode="before")
     @classmethod
-    def _brax_spelling(cls, value: Any) -> Any:
+    def _brax_spelling(cls, value: object) -> object:
         """Accepts the values of Brax: NONE or null for a constant rate, and ADAPTIVE_KL."""
         if value is None or value == "NONE":
             return "constant"

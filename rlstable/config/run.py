@@ -311,6 +311,6 @@ class Config(Section, at=""):
             )
 
 
-def load(data: Mapping[str, Any]) -> Config:
+def load(data: Mapping[str, object]) -> Config:
     """Builds the configuration from nested mappings; ConfigError names the first mistake in one line."""
     return validate(Config, data)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeGuard, TypeVar
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -19,7 +19,7 @@ class ConfigError(ValueError):
     """A mistake in the configuration: one line with the key, the allowed values and how to fix it."""
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> object:
     """Rejects `True` and "3", which Pydantic would convert to 1 and 3."""
     if isinstance(value, bool):
         raise ValueError(f"{value!r} must be a number, not a boolean")
@@ -30,7 +30,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     """Converts a whole float: YAML reads 3e7 as a float, and Pydantic accepts whole floats only up to 2**63."""
     value = _number(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -91,10 +91,10 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill(cls, data: Any) -> Any:
+    def _fill(cls, data: object) -> object:
         if cls.at is None or not isinstance(data, Mapping):
             return data
-        sections: dict[str, Any] = {
+        sections: dict[str, object] = {
             name: {} for name, field in cls.model_fields.items() if _is_section(field.annotation)
         }
         return {**defaults(cls.at), **sections, **data}
@@ -108,7 +108,7 @@ class KeyedError(ValueError):
         self.key = key
 
 
-def require(accepted: Any, key: str, message: str) -> None:
+def require(accepted: object, key: str, message: str) -> None:
     """Raises KeyedError with the message about a key of the section unless the settings are accepted."""
     if not accepted:
         raise KeyedError(key, message)
@@ -117,7 +117,7 @@ def require(accepted: Any, key: str, message: str) -> None:
 Model = TypeVar("Model", bound=Section)
 
 
-def validate(model: type[Model], data: Mapping[str, Any]) -> Model:
+def validate(model: type[Model], data: Mapping[str, object]) -> Model:
     """Builds a section from plain nested data; ConfigError names the first mistake in one line."""
     try:
         return model.model_validate(data)
@@ -138,9 +138,8 @@ def keys_named(model: type[Section], name: str) -> list[str]:
 def _keys(model: type[Section]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield name
-        section: Any = field.annotation
-        if _is_section(section):
-            yield from (f"{name}.{key}" for key in _keys(section))
+        if _is_section(field.annotation):
+            yield from (f"{name}.{key}" for key in _keys(field.annotation))
 
 
 def first_line(error: BaseException) -> str:
@@ -159,7 +158,7 @@ def nearest(value: int, choices: list[int]) -> int:
     return min(choices, key=lambda choice: (abs(choice - value), choice))
 
 
-def _is_section(kind: Any) -> bool:
+def _is_section(kind: object) -> TypeGuard[type[Section]]:
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
@@ -187,7 +186,7 @@ def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
 
 def _suggest(model: type[Section], path: list[str]) -> str:
     """Suggests a key for the first unknown part of a dotted key."""
-    section: Any = model
+    section = model
     for depth, part in enumerate(path):
         field = section.model_fields.get(part)
         if field is None:

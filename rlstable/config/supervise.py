@@ -29,7 +29,7 @@ class Remedy(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _parse(cls, value: Any) -> Any:
+    def _parse(cls, value: object) -> object:
         if isinstance(value, str):
             return {"name": value, "factor": _REFIT_ITERATIONS if value == _REFIT else _FACTORS.get(value)}
         if isinstance(value, Mapping) and len(value) == 1 and "name" not in value:

@@ -43,7 +43,7 @@ class WideCounter:
         return cls.of(0)
 
     @classmethod
-    def of(cls, value: Any) -> WideCounter:
+    def of(cls, value: object) -> WideCounter:
         """A counter that holds an integer scalar.
 
         Raises:
@@ -59,7 +59,7 @@ class WideCounter:
     def __bool__(self) -> bool:
         return int(self) > 0
 
-    def __add__(self, x: Any) -> WideCounter:
+    def __add__(self, x: object) -> WideCounter:
         hi, lo = (jnp.broadcast_to(word, jnp.shape(self.hi)) for word in _words(x))  # a scan carry keeps its shape
         low = self.lo + lo
         high = self.hi + hi
@@ -69,22 +69,22 @@ class WideCounter:
 
     __radd__ = __add__
 
-    def __eq__(self, x: Any) -> jax.Array:  # type: ignore[override]
+    def __eq__(self, x: object) -> jax.Array:  # type: ignore[override]
         return self._order(x) == 0
 
-    def __ne__(self, x: Any) -> jax.Array:  # type: ignore[override]
+    def __ne__(self, x: object) -> jax.Array:  # type: ignore[override]
         return self._order(x) != 0
 
-    def __lt__(self, x: Any) -> jax.Array:
+    def __lt__(self, x: object) -> jax.Array:
         return self._order(x) < 0
 
-    def __le__(self, x: Any) -> jax.Array:
+    def __le__(self, x: object) -> jax.Array:
         return self._order(x) <= 0
 
-    def __gt__(self, x: Any) -> jax.Array:
+    def __gt__(self, x: object) -> jax.Array:
         return self._order(x) > 0
 
-    def __ge__(self, x: Any) -> jax.Array:
+    def __ge__(self, x: object) -> jax.Array:
         return self._order(x) >= 0
 
     def _order(self, x: Any) -> jax.Array:

@@ -18,7 +18,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -169,18 +169,17 @@ def from_writer(name: str, value: Callable[[], Value]) -> Value:
     key = _key(name)
     if is_writer():
         try:
-            result: Any = {"value": value()}
+            result: dict[str, object] = {"value": value()}
         except ConfigError as error:
             result = {"mistake": str(error)}
         text = json.dumps(result)
         _service.client.key_value_set(key, text)
     else:
         text = _service.client.blocking_key_value_get(key, _LONGEST)
-    result = json.loads(text)  # also in the writer, because JSON turns a tuple into a list
-    if "mistake" in result:
-        raise ConfigError(result["mistake"])
-    received: Value = result["value"]
-    return received
+    received = json.loads(text)  # also in the writer, because JSON turns a tuple into a list
+    if "mistake" in received:
+        raise ConfigError(received["mistake"])
+    return received["value"]
 
 
 def gather(name: str, value: Value) -> list[Value]:
@@ -206,7 +205,7 @@ def largest(value: int) -> int:
     return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
 
-def require_same(name: str, settings: dict[str, Any], remedy: str) -> None:
+def require_same(name: str, settings: Mapping[str, object], remedy: str) -> None:
     """Raises the same ConfigError in all processes unless all have the same settings, which are nested JSON data."""
     first, *others = gather(name, dict(_flat(settings)))
     for number, other in enumerate(others, 1):
@@ -217,8 +216,8 @@ def require_same(name: str, settings: dict[str, Any], remedy: str) -> None:
                 )
 
 
-def _flat(settings: Any, path: str = "") -> list[tuple[str, Any]]:
-    if not isinstance(settings, dict):
+def _flat(settings: object, path: str = "") -> list[tuple[str, object]]:
+    if not isinstance(settings, Mapping):
         return [(path, settings)]
     return [item for key, value in settings.items() for item in _flat(value, f"{path}.{key}" if path else str(key))]
 

@@ -11,20 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstable.device.trees import PyTree
+
 _STATIC = {"static": True}
 Layout = tuple[tuple[str, int | None], ...]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PackedDict(Mapping[str, Any]):
+class PackedDict(Mapping[str, PyTree]):
     """Named scalars and vectors stored in one array `[n]` or a pytree of such arrays; a read-only dictionary."""
 
-    whole: Any
+    whole: PyTree
     layout: Layout = dataclasses.field(metadata=_STATIC)  # names in order, each with its length; None for a scalar
 
     @classmethod
-    def of(cls, parts: Mapping[str, Any]) -> PackedDict:
+    def of(cls, parts: Mapping[str, PyTree]) -> PackedDict:
         """Packs scalars and vectors of one dtype, or pytrees of them with the same structure."""
         if not parts:
             return cls((), ())
@@ -42,7 +44,7 @@ class PackedDict(Mapping[str, Any]):
             start += 1 if length is None else length
         return indices
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> PyTree:
         index: Any = self.indices[name]
         if isinstance(self.whole, np.ndarray):  # the host reads metrics often, and `jax.tree.map` is slower
             return self.whole[index]
@@ -65,11 +67,11 @@ class PackedDict(Mapping[str, Any]):
         return id(self)
 
 
-def _length(x: Any) -> int | None:
+def _length(x: jax.Array) -> int | None:
     return x.shape[0] if x.ndim else None
 
 
-def concatenate(parts: Sequence[Any], axis: int = 0) -> Any:
+def concatenate(parts: Sequence[PyTree], axis: int = 0) -> PyTree:
     """Concatenates arrays: with JAX if they are traced or typed random keys, else with NumPy."""
     traced = isinstance(parts[0], jax.core.Tracer) or jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key)
     return jax.lax.concatenate(parts, axis) if traced else np.concatenate(parts, axis)
@@ -80,13 +82,13 @@ def concatenate(parts: Sequence[Any], axis: int = 0) -> Any:
 class PackedRows:
     """A batch of pytrees, one per row, stored as one matrix per dtype."""
 
-    matrices: dict[str, Any]  # `[rows, n]`, by dtype name
+    matrices: dict[str, jax.Array]  # `[rows, n]`, by dtype name
     # Dtype name and shape of every leaf, without the row axis, in order.
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(metadata=_STATIC)
-    structure: Any = dataclasses.field(metadata=_STATIC)
+    structure: jax.tree_util.PyTreeDef = dataclasses.field(metadata=_STATIC)
 
     @classmethod
-    def of(cls, tree: Any) -> PackedRows:
+    def of(cls, tree: PyTree) -> PackedRows:
         """Packs arrays whose leading axis is the rows. Outside jit all but random keys become NumPy arrays."""
         leaves, structure = jax.tree.flatten(tree)
         shapes = tuple((str(x.dtype), tuple(x.shape[1:])) for x in leaves)
@@ -99,11 +101,11 @@ class PackedRows:
     def __len__(self) -> int:
         return next(iter(self.matrices.values())).shape[0]
 
-    def take(self, index: Any) -> Any:
+    def take(self, index: jax.typing.ArrayLike) -> PyTree:
         """The pytree of the rows at `index`. The axes of `index` replace the row axis."""
         return dataclasses.replace(self, matrices={kind: x[index] for kind, x in self.matrices.items()}).unpacked()
 
-    def unpacked(self) -> Any:
+    def unpacked(self) -> PyTree:
         """The pytree of all rows."""
         used = dict.fromkeys(self.matrices, 0)
         leaves = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ class Precision:
     """One level: precision of matrix products, dtype of the networks, and loss scaling."""
 
     matmul: str  # an argument of `jax.default_matmul_precision`, or `default` for the device's default
-    network: Any  # dtype of activations
+    network: jnp.dtype  # dtype of activations
     loss_scale: LossScaleConfig | None  # None for dtypes with float32's range of exponents
     x64: bool = False  # whether physics uses float64
 
@@ -58,7 +58,7 @@ class Precision:
         finally:
             jax.config.update(_EXPLICIT, before)
 
-    def compiled(self) -> Any:
+    def compiled(self) -> contextlib.AbstractContextManager[None]:
         """Context manager for lowering and calling a program of this level, and for placing its arguments."""
         return jax.enable_x64(True) if self.x64 else contextlib.nullcontext()
 

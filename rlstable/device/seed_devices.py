@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -51,14 +50,14 @@ class SeedDevices:
     def count(self) -> int:
         return len(self._devices)
 
-    def program(self, function: Callable[[PyTree], PyTree]) -> Any:
+    def program(self, function: Callable[[PyTree], PyTree]) -> jax.stages.Wrapped:
         """Jits a function of the tuple of a device's states, to run on every device; the states are donated."""
         return sharding.over_devices(function, self.mesh, sharding.REPLICATED, sharding.REPLICATED, donate=(0,))
 
     def placeholders(self, states: Sequence[PyTree]) -> tuple[PyTree, ...]:
         """Shapes and shardings of the result of `joined`, from the states of all seeds or their shapes."""
 
-        def placeholder(x: Any) -> jax.ShapeDtypeStruct:
+        def placeholder(x: jax.Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding)
 
         return tuple(jax.tree.map(placeholder, state) for state in states[: len(states) // self.count])
@@ -67,7 +66,7 @@ class SeedDevices:
         """The arguments of a program, from the states of all seeds; states on another device are copied."""
         each = len(states) // self.count
 
-        def join(*leaves: Any) -> jax.Array:
+        def join(*leaves: jax.Array) -> jax.Array:
             own = [_on(leaf, device) for leaf, device in zip(leaves, self._devices, strict=True)]
             return jax.make_array_from_single_device_arrays(leaves[0].shape, self._sharding, own)
 
@@ -83,7 +82,7 @@ class SeedDevices:
         )
 
 
-def _on(x: Any, device: Any) -> jax.Array:
+def _on(x: jax.Array, device: jax.Device) -> jax.Array:
     """The array on a device. `device_put` takes five times as long for an array that is there already.
 
     The array is donated: else the first device would keep the first states of all seeds. A CPU ignores that.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -21,7 +20,7 @@ from rlstable.device.trees import PyTree
 class Shared:
     """A shared leaf, one copy per device: `[devices, ...]`, inside a program on several devices `[1, ...]`."""
 
-    value: Any
+    value: PyTree
 
 
 def has_shared(tree: PyTree) -> bool:
@@ -60,12 +59,12 @@ def vmapped(step: Callable[..., PyTree], state: PyTree, *args: PyTree) -> PyTree
     return _map(lambda _: Shared(next(leaves)[None]), lambda _: next(leaves), state)
 
 
-def map_rows(function: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
+def map_rows(function: Callable[..., PyTree], tree: PyTree, *others: PyTree) -> PyTree:
     """`jax.tree.map` over the leaves with a batch axis. Shared leaves are those of the first tree."""
     return jax.tree.map(lambda x, *ys: x if isinstance(x, Shared) else function(x, *ys), tree, *others, is_leaf=_is)
 
 
-def row(tree: PyTree, index: Any) -> PyTree:
+def row(tree: PyTree, index: jax.typing.ArrayLike) -> PyTree:
     """The state of one environment: a row of every leaf with a batch axis, and the whole shared leaves."""
     return _map(lambda x: x.value[0], lambda x: x[index], tree)
 
@@ -82,9 +81,9 @@ def for_devices(tree: PyTree, count: int) -> PyTree:
     return _map(copies, lambda x: x, tree) if has_shared(tree) else tree
 
 
-def _map(of_shared: Callable[[Shared], Any], of_own: Callable[[Any], Any], tree: PyTree) -> PyTree:
+def _map(of_shared: Callable[[Shared], PyTree], of_own: Callable[[jax.Array], PyTree], tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: of_shared(x) if isinstance(x, Shared) else of_own(x), tree, is_leaf=_is)
 
 
-def _is(x: Any) -> bool:
+def _is(x: object) -> bool:
     return isinstance(x, Shared)

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import jax
 
 PyTree = Any
 Params = dict[str, Any]  # of the networks, by network: `{"policy", "value"}`
 EnvState = Any  # of brax.envs.State or Playground's mjx_env.State; batched in vectorised environments
 Observation = Any  # a vector, or a dictionary of vectors
+
+
+class Env(Protocol):
+    """One environment with Brax's interface."""
+
+    @property
+    def action_size(self) -> int: ...
+
+    def reset(self, rng: jax.Array) -> EnvState: ...
+
+    def step(self, state: EnvState, action: jax.Array) -> EnvState: ...

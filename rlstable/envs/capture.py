@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from rlstable.device.packed import PackedRows
 from rlstable.device.shared import row
 from rlstable.device.transforms import select_if
-from rlstable.device.trees import EnvState
+from rlstable.device.trees import EnvState, PyTree
 from rlstable.guards.base import Guard, GuardState
 from rlstable.guards.env import EnvContext, Quarantine, physics, physics_field
 from rlstable.ppo.state import Slot
@@ -63,7 +63,7 @@ def flags(
 def empty(guards: Mapping[str, Guard], state: EnvState, action_size: int, devices: int) -> Slot:
     """One empty slot per device, on the host. Reads only the shapes of the state, an argument of `env.step`."""
 
-    def record(state: EnvState, action: jax.Array, key: jax.Array) -> Any:
+    def record(state: EnvState, action: jax.Array, key: jax.Array) -> dict[str, PyTree]:
         causes = jnp.zeros((len(cause_names(guards)), len(action)), bool)
         return _record(StepRecord(state, action, state, causes, key), jnp.int32(0), jnp.int32(0))
 
@@ -85,7 +85,7 @@ def catch(slot: Slot, step: StepRecord, bad: jax.Array) -> Slot:
     return dataclasses.replace(slot, clock=slot.clock + 1)
 
 
-def _record(step: StepRecord, index: jax.Array, clock: jax.Array) -> dict[str, Any]:
+def _record(step: StepRecord, index: jax.Array, clock: jax.Array) -> dict[str, PyTree]:
     """The record of one environment; typed random keys are stored as integers."""
     batched = {
         "before": _select_physics(_INTEGRATION_STATE, step.before),

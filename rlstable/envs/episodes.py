@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rlstable.device.trees import EnvState, PyTree
+from rlstable.device.trees import EnvState, Observation, PyTree
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.base import both
 
-Policy = Callable[[Any, jax.Array], jax.Array]  # from observations [B, ...] and a random key to actions [B, A]
+Policy = Callable[[Observation, jax.Array], jax.Array]  # from observations [B, ...] and a random key to actions [B, A]
 
 _MOST_ACTIONS = 100  # actions between two checks whether an episode still runs; each check costs a GPU a transfer
 PART = 1000  # actions of a part of longer episodes; between two parts a signal can stop an evaluation
@@ -27,17 +27,19 @@ class Episodes(NamedTuple):
     last_observation: PyTree | None = None  # after the last action, [B, ...]; None during the episodes
 
 
+Carry = tuple[EnvState, jax.Array, Episodes, jax.Array]  # state, running environments, episodes so far, random key
+
+
 class Part(NamedTuple):
     """Episodes after some actions."""
 
     actions: jax.Array  # number of actions, int32 scalar
     runs: jax.Array  # whether an episode still runs, bool scalar
-    carry: Any  # state, running environments, episodes so far, random key
+    carry: Carry
 
     @property
     def episodes(self) -> Episodes:
-        episodes: Episodes = self.carry[2]
-        return episodes._replace(last_observation=self.carry[0].obs)
+        return self.carry[2]._replace(last_observation=self.carry[0].obs)
 
 
 def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Episodes:
@@ -91,7 +93,7 @@ def watch_episodes(
     return episodes, jax.tree.map(lambda one, others: jnp.concatenate([one[None], others]), first, recorded)
 
 
-def _first_carry(env: VectorEnv, keys: jax.Array, key: jax.Array) -> Any:
+def _first_carry(env: VectorEnv, keys: jax.Array, key: jax.Array) -> Carry:
     state = env.reset(keys)
     zeros = jnp.zeros(keys.shape[:1])
     aborted = (~env.clean(state)).astype(jnp.float32)
@@ -99,11 +101,13 @@ def _first_carry(env: VectorEnv, keys: jax.Array, key: jax.Array) -> Any:
     return state, aborted == 0, Episodes(sums, zeros, aborted), key
 
 
-def _player(env: VectorEnv, policy: Policy, watch: Callable[[EnvState], PyTree]) -> Callable[..., tuple[Any, PyTree]]:
+def _player(
+    env: VectorEnv, policy: Policy, watch: Callable[[EnvState], PyTree]
+) -> Callable[[Carry, None], tuple[Carry, PyTree]]:
     """The body of a scan over actions."""
     guard_state = {name: guard.init() for name, guard in env.guards.items()}
 
-    def play(carry: Any, _: None) -> tuple[Any, Any]:
+    def play(carry: Carry, _: None) -> tuple[Carry, PyTree]:
         state, active, episodes, key = carry
         key, next_key = jax.random.split(key)
         stepped, ok, _states, _slot = env.repeat_action(state, policy(state.obs, key), guard_state)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlstable.device.trees import EnvState
+from rlstable.device.trees import Env, EnvState
 from rlstable.guards.env import physics, physics_field, without_fields
 
 
@@ -19,7 +19,7 @@ class Float64Physics:
     `jax.enable_x64()` too (`Precision.compiled`).
     """
 
-    def __init__(self, env: Any):
+    def __init__(self, env: Env):
         self._env = env
 
     def __getattr__(self, name: str) -> Any:
@@ -40,7 +40,7 @@ def _narrowed(state: EnvState) -> EnvState:
     return jax.tree.map(_narrow, without_fields(state, field)).replace(**{field: physics(state)})
 
 
-def _narrow(x: Any) -> Any:
+def _narrow(x: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
     narrow = {jnp.dtype(jnp.float64): jnp.float32, jnp.dtype(jnp.int64): jnp.int32, jnp.dtype(jnp.uint64): jnp.uint32}
     dtype = jnp.result_type(x)
     return jnp.asarray(x, narrow[dtype]) if dtype in narrow else x

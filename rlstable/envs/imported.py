@@ -17,9 +17,11 @@ from rlstable.compilation import sources
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
+from rlstable.device.trees import Env
+from rlstable.envs.randomized import RandomizationFn
 
 
-def environment_factory(config: EnvConfig) -> Callable[..., Any]:
+def environment_factory(config: EnvConfig) -> Callable[..., Env]:
     """The class or function named by `env.name`; a `ConfigError` if it cannot be imported, or may not be called."""
     path = config.name
     factory = _imported(path, "env.name", config.is_foreign)
@@ -35,7 +37,7 @@ def environment_factory(config: EnvConfig) -> Callable[..., Any]:
     return factory
 
 
-def randomization_fn(config: EnvConfig) -> Callable[..., Any]:
+def randomization_fn(config: EnvConfig) -> RandomizationFn:
     """The function named by `env.randomization_fn`; a `ConfigError` if it cannot be imported."""
     function = _imported(config.randomization_fn or "", "env.randomization_fn", own=True)
     if not callable(function):

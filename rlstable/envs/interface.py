@@ -21,6 +21,7 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.config.networks import NetworkConfig
 from rlstable.device.shared import vmapped
+from rlstable.device.trees import Env, EnvState, PyTree
 from rlstable.envs.randomized import MODEL, RandomizedEnv
 from rlstable.envs.shared_leaves import mark
 from rlstable.envs.vector import FIRST_STATE, episode_entries
@@ -34,7 +35,7 @@ _TRAINING_WRAPPERS = ("brax.envs.wrappers.training", "mujoco_playground._src.wra
 _NUMBER_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
-def check(env: Any, name: str, network: NetworkConfig | None = None) -> None:
+def check(env: Env, name: str, network: NetworkConfig | None = None) -> None:
     """Checks that training can use an environment, by tracing, without compiling or running anything.
 
     Step must return the structure, shapes and kinds of numbers that reset returns. Conversions without loss are
@@ -45,7 +46,7 @@ def check(env: Any, name: str, network: NetworkConfig | None = None) -> None:
         raise ConfigError(f"env.name: {name}: {mistake}")
 
 
-def require_unwrapped(env: Any) -> None:
+def require_unwrapped(env: object) -> None:
     """Raises ConfigError if an environment is inside a training wrapper of Brax or Playground."""
     while env is not None:
         kind = type(env)
@@ -67,7 +68,7 @@ def user_code_error(error: Exception, name: str, what: str) -> ConfigError:
     return ConfigError(f"env.name: {name}: {text}")
 
 
-def _mistakes(env: Any, name: str, network: NetworkConfig | None) -> Iterator[str]:
+def _mistakes(env: Env, name: str, network: NetworkConfig | None) -> Iterator[str]:
     """The mistakes in the order in which they are found; code after a mistake may rely on its absence."""
     try:
         size = operator.index(env.action_size)
@@ -85,12 +86,12 @@ def _mistakes(env: Any, name: str, network: NetworkConfig | None) -> Iterator[st
     _trace_several(env, name, size)
 
 
-def _traced(env: Any, name: str, what: str, *args: Any) -> Generator[str, None, Any]:
+def _traced(env: Env, name: str, what: str, *args: PyTree) -> Generator[str, None, EnvState]:
     """Yields mistakes, and returns shapes and types of the state that reset or step returns."""
     foreign: list[str] = []
 
-    def program() -> tuple[Any, Any]:
-        def arrays_only(*args: Any) -> Any:
+    def program() -> tuple[Any, EnvState]:
+        def arrays_only(*args: PyTree) -> EnvState:
             state = getattr(env, what)(*args)
             for path, leaf in jax.tree_util.tree_leaves_with_path(state):
                 if not isinstance(leaf, typing.get_args(jax.typing.ArrayLike)):
@@ -136,10 +137,10 @@ def _same(one: Any, other: Any) -> bool:
     return np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
-def _trace_several(env: Any, name: str, size: int) -> None:
+def _trace_several(env: Env, name: str, size: int) -> None:
     """Traces reset and step as training calls them, with `jax.vmap`, which not every environment allows."""
 
-    def reset_and_step(keys: jax.Array, actions: jax.Array) -> Any:
+    def reset_and_step(keys: jax.Array, actions: jax.Array) -> EnvState:
         state = mark(jax.vmap(env.reset)(keys), env.reset, keys)
         added = episode_entries(state.metrics, jnp.zeros(keys.shape[:1]))
         return vmapped(env.step, state.replace(info={**state.info, **added}), actions)
@@ -153,7 +154,7 @@ def _trace_several(env: Any, name: str, size: int) -> None:
         raise user_code_error(error, name, "jax.vmap of reset and step") from error
 
 
-def _reset_mistakes(state: Any, env: Any) -> Iterator[str]:
+def _reset_mistakes(state: EnvState, env: Env) -> Iterator[str]:
     missing = [field for field in _FIELDS if not hasattr(state, field)]
     if missing or not (hasattr(state, "pipeline_state") or hasattr(state, "data")) or not hasattr(state, "replace"):
         yield f"reset returns {type(state).__name__}; {_STATE}"
@@ -172,7 +173,7 @@ def _reset_mistakes(state: Any, env: Any) -> Iterator[str]:
             yield f'reset returns metrics["{key}"] as {_kind(leaf)}; every metric must be a scalar'
 
 
-def _observation_mistakes(state: Any, network: NetworkConfig | None) -> Iterator[str]:
+def _observation_mistakes(state: EnvState, network: NetworkConfig | None) -> Iterator[str]:
     """Mistakes in the parts of the observation that the networks read."""
     named = isinstance(state.obs, Mapping)
     parts = {f'["{key}"]': x for key, x in state.obs.items()} if named else {"": state.obs}
@@ -183,7 +184,7 @@ def _observation_mistakes(state: Any, network: NetworkConfig | None) -> Iterator
             yield f"reset returns obs{at} as {_kind(x)}; the networks read a vector, or a dictionary of vectors"
 
 
-def _step_mistakes(before: Any, after: Any, added: Mapping[str, Any]) -> Iterator[str]:
+def _step_mistakes(before: EnvState, after: EnvState, added: Mapping[str, PyTree]) -> Iterator[str]:
     if type(after) is not type(before):
         yield f"step returns {type(after).__name__}; it must return state.replace(...), a {type(before).__name__}"
     old, new = (
@@ -209,13 +210,13 @@ def _step_mistakes(before: Any, after: Any, added: Mapping[str, Any]) -> Iterato
             yield f"step changes the structure of {field}; return the same classes as reset"
 
 
-def _loses_information(new: Any, old: Any) -> bool:
+def _loses_information(new: jnp.dtype, old: jnp.dtype) -> bool:
     """Whether the conversion to the old type loses values, for example fractions."""
     ranks = [rank for kind in (new, old) for rank, above in enumerate(_NUMBER_KINDS) if jnp.issubdtype(kind, above)]
     return ranks[0] > ranks[1] if len(ranks) == 2 else bool(new != old)  # random keys are not numbers
 
 
-def _leaf_name(path: Any) -> str:
+def _leaf_name(path: jax.tree_util.KeyPath) -> str:
     """The path of a leaf in Python syntax: `info["speed"]`, `pipeline_state.q`."""
     return jax.tree_util.keystr(path).lstrip(".").replace("'", '"') or "the state"
 

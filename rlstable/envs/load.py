@@ -6,8 +6,8 @@ import contextlib
 import difflib
 import io
 import warnings
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 
@@ -15,6 +15,7 @@ from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
+from rlstable.device.trees import Env
 from rlstable.envs import playground
 from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, require_unwrapped, user_code_error
@@ -27,17 +28,17 @@ from rlstable.envs.randomized import RandomizedEnv
 class Loaded(NamedTuple):
     """An environment and its physics backend."""
 
-    env: Any  # with Brax's Env interface
+    env: Env
     backend: str | None  # value of `env.backend`; None if the environment offers no choice
     fallback_reason: str | None = None  # why `env.backend=auto` did not use the preferred backend; None if it did
 
 
-def load_env(config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, randomize: bool = True) -> Any:
+def load_env(config: EnvConfig, extra_kwargs: Mapping[str, object] | None = None, randomize: bool = True) -> Env:
     return load(config, extra_kwargs, randomize=randomize).env
 
 
 def load(
-    config: EnvConfig, extra_kwargs: Mapping[str, Any] | None = None, devices: int = 1, randomize: bool = True
+    config: EnvConfig, extra_kwargs: Mapping[str, object] | None = None, devices: int = 1, randomize: bool = True
 ) -> Loaded:
     """Loads an environment, chooses its physics backend and, with `randomize`, randomises its model as configured.
 
@@ -117,7 +118,7 @@ def load(
     return own if as_it_is else own._replace(fallback_reason=reason)
 
 
-def _build(factory: Any, config: EnvConfig, kwargs: Mapping[str, Any], backend: str | None) -> Any:
+def _build(factory: Callable[..., Env], config: EnvConfig, kwargs: Mapping[str, object], backend: str | None) -> Env:
     """An environment of Brax or of the user; for C MuJoCo with the physics still to replace."""
     name = config.name
     if backend == "native":
@@ -149,7 +150,7 @@ def _build(factory: Any, config: EnvConfig, kwargs: Mapping[str, Any], backend: 
     return env
 
 
-def _brax_class(name: str) -> Any:
+def _brax_class(name: str) -> Callable[..., Env]:
     with contextlib.redirect_stdout(io.StringIO()):  # MJX prints that the optional warp-lang is missing
         repair_fluid_model()
         registry = compatibility.brax_environments()

@@ -9,11 +9,15 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlstable.envs.mujoco_model import set_number
+
+if TYPE_CHECKING:
+    import mujoco
+    from mujoco.batch import Batch
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -69,7 +73,9 @@ class Simulations:
             array cannot be randomised.
     """
 
-    def __init__(self, model: Any, threads: int, derived: tuple[str, ...] = (), randomized: tuple[str, ...] = ()):
+    def __init__(
+        self, model: mujoco.MjModel, threads: int, derived: tuple[str, ...] = (), randomized: tuple[str, ...] = ()
+    ):
         import mujoco
 
         for what, size in (("plugins", "npluginstate"), ("delays", "nhistory"), ("plasticity", "nplastic")):
@@ -116,7 +122,7 @@ class Simulations:
         """
         self._compute(inputs, results, lambda batch: batch.forward(), reset=True)
 
-    def _compute(self, inputs: Arrays, results: Arrays, call: Callable[[Any], None], reset: bool = False) -> None:
+    def _compute(self, inputs: Arrays, results: Arrays, call: Callable[[Batch], None], reset: bool = False) -> None:
         from mujoco.batch import SimulationError
 
         with self._borrow_buffers(math.prod(inputs["qpos"].shape[:-1])) as buffers, np.errstate(all="ignore"):
@@ -178,7 +184,7 @@ class Simulations:
                 free.append(buffers)
 
 
-def set_arrays(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
+def set_arrays(model: mujoco.MjModel, arrays: Mapping[str, np.ndarray]) -> None:
     """Gives a `mujoco.MjModel` the randomised arrays of one simulation, such as `body_mass` or `opt.gravity`."""
     for name, array in arrays.items():
         owner, field = model.opt if name.startswith("opt.") else model, name.removeprefix("opt.")
@@ -190,14 +196,14 @@ def set_arrays(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
         _separate_frames(model)
 
 
-def _sum_masses(model: Any, mass: np.ndarray, subtree_mass: np.ndarray) -> None:
+def _sum_masses(model: mujoco.MjModel, mass: np.ndarray, subtree_mass: np.ndarray) -> None:
     """Writes the masses of subtrees, `[..., nbody]`, from those of the bodies, `[..., nbody]`."""
     subtree_mass[...] = mass
     for body in range(model.nbody - 1, 0, -1):
         subtree_mass[..., model.body_parentid[body]] += subtree_mass[..., body]
 
 
-def _separate_frames(model: Any) -> None:
+def _separate_frames(model: mujoco.MjModel) -> None:
     """Makes MuJoCo compute all frames, also those that equal another frame in the original model."""
     import mujoco
 
@@ -211,7 +217,9 @@ class _BatchBuffers:
     `views` are by name, `[rows, *shape]`; `warnings` are counts, `[rows, kinds]`; the world is no link.
     """
 
-    def __init__(self, model: Any, count: int, threads: int, derived: tuple[str, ...], randomized: tuple[str, ...]):
+    def __init__(
+        self, model: mujoco.MjModel, count: int, threads: int, derived: tuple[str, ...], randomized: tuple[str, ...]
+    ):
         from mujoco.batch import Batch
 
         self.batch = Batch(model, count, threads)

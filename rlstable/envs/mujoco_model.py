@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from rlstable.device.trees import Env
+
+if TYPE_CHECKING:
+    import jax
+    import mujoco
 
 # Options that an environment may change after it has loaded its model.
 _OPTIONS = (
@@ -16,7 +22,7 @@ _OPTIONS = (
 _VECTORS = ("gravity", "wind", "magnetic")
 
 
-def model_of(env: Any) -> Any | None:
+def model_of(env: object) -> mujoco.MjModel | None:
     """A `mujoco.MjModel` with the environment's options and arrays; None if the environment has no MuJoCo model.
 
     Brax environments change only `env.sys`, the copy of the model on the JAX side. This function applies the same
@@ -42,7 +48,7 @@ def model_of(env: Any) -> Any | None:
     return model
 
 
-def set_number(owner: Any, name: str, value: Any) -> None:
+def set_number(owner: mujoco.MjModel | mujoco.MjOption, name: str, value: jax.typing.ArrayLike) -> None:
     """Writes a number or an array of the same size into a field of MuJoCo's model or options."""
     field = getattr(owner, name)
     if isinstance(field, np.ndarray):
@@ -51,7 +57,7 @@ def set_number(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, type(field)(np.reshape(value, ())))
 
 
-def physics_steps(env: Any) -> int:
+def physics_steps(env: Env) -> int:
     """Physics steps of one action: Playground's `n_substeps`, or what `dt` and the timestep of Brax's models say."""
     system: Any = getattr(env, "sys", None)
     if hasattr(system, "mj_model") and hasattr(env, "dt"):

@@ -10,8 +10,7 @@ import functools
 import math
 import operator
 import types
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from flax import struct
 
 from rlstable.compilation import compatibility, ffi
 from rlstable.device.machine import share_of_cores
+from rlstable.device.trees import Env, EnvState, PyTree
 from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations, Unsupported
 from rlstable.envs.mujoco_model import model_of, physics_steps
 from rlstable.envs.patches import with_functions
@@ -60,7 +60,7 @@ class State(Base):
     userdata: jax.Array
     derived: dict[str, jax.Array]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> jax.Array:
         if name.startswith("__") or name == "derived":
             raise AttributeError(name)
         if name not in self.derived:
@@ -81,11 +81,13 @@ class Pipeline:
         self._after_step = (*moved, *LINK_ARRAYS, *simulations.derived)
         self._after_start = (*self._nonempty, *LINK_ARRAYS, *simulations.derived)
 
-    def init(self, system: Any, q: Any, qd: Any, act: Any = None, ctrl: Any = None, debug: bool = False) -> State:
+    def init(
+        self, system: PyTree, q: PyTree, qd: PyTree, act: PyTree = None, ctrl: PyTree = None, debug: bool = False
+    ) -> State:
         del debug
         return self.start(system, qpos=q, qvel=qd, act=act, ctrl=ctrl)
 
-    def start(self, model: Any, **arrays: Any) -> State:
+    def start(self, model: PyTree, **arrays: jax.Array | None) -> State:
         """A first state with these arrays (`qpos` and others), and the model's values in the place of None."""
         inputs = {name: x for name, x in arrays.items() if x is not None and name in self._nonempty}
         inputs |= self._randomized(model)
@@ -93,11 +95,11 @@ class Pipeline:
         shapes = self._shapes_of(_INTEGRATION)
         return _state(**{name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()} | outputs)
 
-    def step(self, system: Any, state: State, action: jax.Array, debug: bool = False) -> State:
+    def step(self, system: PyTree, state: State, action: jax.Array, debug: bool = False) -> State:
         del debug
         return self.steps(system, state, action)
 
-    def steps(self, model: Any, state: State, action: jax.Array, n_substeps: int = 1) -> State:
+    def steps(self, model: PyTree, state: State, action: jax.Array, n_substeps: int = 1) -> State:
         """Several physics steps with the same controls, in one call."""
         compute = functools.partial(self._simulations.step, frames=n_substeps)
         before = self._typed({name: getattr(state, name) for name in _INTEGRATION} | {"ctrl": action})
@@ -113,17 +115,17 @@ class Pipeline:
         name = f"{self._simulations.fingerprint} {self._simulations.threads} {kind}"
         return ffi.call(name, compute, inputs, self._shapes_of(names))
 
-    def make_data(self, model: Any, **arguments: Any) -> State:
+    def make_data(self, model: PyTree, **arguments: jax.Array | None) -> State:
         arrays = {name: x for name, x in arguments.items() if name in _INTEGRATION and x is not None}
         return self.start(model, **{"qpos": jnp.asarray(self._simulations.first_positions, float)} | arrays)
 
-    def forward(self, model: Any, data: State) -> State:
+    def forward(self, model: PyTree, data: State) -> State:
         return self.start(model, **{name: getattr(data, name) for name in _INTEGRATION})
 
-    def _randomized(self, model: Any) -> dict[str, Any]:
+    def _randomized(self, model: PyTree) -> dict[str, jax.Array]:
         return {name: operator.attrgetter(name)(model) for name in self._simulations.randomized}
 
-    def _typed(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def _typed(self, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         types_of = self._shapes_of(arrays)
         return {name: jnp.asarray(x, types_of[name].dtype) for name, x in arrays.items()}
 
@@ -140,7 +142,7 @@ def _state(**arrays: jax.Array) -> State:
     return State(q=arrays["qpos"], qd=arrays["qvel"], x=x, xd=xd, derived=derived, **arrays)
 
 
-def with_native_physics(env: Any, devices: int = 1) -> Any:
+def with_native_physics(env: Env, devices: int = 1) -> Env:
     """Replaces the physics of a new environment, a Brax `PipelineEnv` or a task of Playground, by C MuJoCo, in place.
 
     Raises:
@@ -169,7 +171,7 @@ def with_native_physics(env: Any, devices: int = 1) -> Any:
         derived = (*derived, missing)
 
 
-def _install(env: Any, pipeline: Pipeline) -> None:
+def _install(env: PipelineEnv, pipeline: Pipeline) -> None:
     if not hasattr(env, compatibility.BRAX_PIPELINE):
         raise Unsupported("this version of Brax has no pipeline that can be replaced")
     setattr(env, compatibility.BRAX_PIPELINE, pipeline)
@@ -179,14 +181,14 @@ def _install(env: Any, pipeline: Pipeline) -> None:
         _override(env, pipeline_step=lambda self, state, action: pipeline.steps(self.sys, state, action, frames))
 
 
-def _install_in_task(env: Any, pipeline: Pipeline) -> None:
+def _install_in_task(env: Env, pipeline: Pipeline) -> None:
     """Gives `reset` and `step` of this task, not of its class, other functions in place of MJX's."""
-    replaced: dict[str, dict[str, Any]] = {
+    replaced: dict[str, dict[str, Callable[..., State]]] = {
         "mjx_env": {"make_data": pipeline.make_data, "step": pipeline.steps},
         "mjx": {"forward": pipeline.forward},
     }
 
-    def on_native_physics(function: Any) -> Any:
+    def on_native_physics(function: types.FunctionType) -> types.FunctionType:
         names = function.__globals__
         own = {module: with_functions(names[module], **new) for module, new in replaced.items() if module in names}
         return types.FunctionType(
@@ -196,13 +198,13 @@ def _install_in_task(env: Any, pipeline: Pipeline) -> None:
     _override(env, **{method: on_native_physics(getattr(type(env), method)) for method in ("reset", "step")})
 
 
-def _override(env: Any, **methods: Any) -> None:
+def _override(env: Env, **methods: Callable[..., EnvState]) -> None:
     """Overrides methods of one object by giving it a subclass, so that a copy of the object has the methods too."""
     own = type(env)
     env.__class__ = type(own.__name__, (own,), {"__module__": own.__module__, "__doc__": own.__doc__, **methods})
 
 
-def _missing(env: Any) -> str | None:
+def _missing(env: Env) -> str | None:
     """The first physics array that the environment reads and the state lacks; None if there is none."""
     try:
         state = jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(env.action_size)), jax.random.PRNGKey(0))

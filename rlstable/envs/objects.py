@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from rlstable.device.trees import Env
 
 
 class Environments(NamedTuple):
-    """Environment objects of a run, with Brax's Env interface; may be the same object."""
+    """Environment objects of a run; may be the same object."""
 
-    train: Any
-    evaluate: Any
+    train: Env
+    evaluate: Env
 
 
-def name_of(env: Any) -> str:
+def name_of(env: object) -> str:
     """The import path of an environment object's class, `package.module:Class`, for the configuration and the pages."""
     kind = type(getattr(env, "unwrapped", env))
     return f"{kind.__module__}:{kind.__name__}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from rlstable.compilation import compatibility
 
 
-def with_functions(module: Any, **functions: Any) -> types.SimpleNamespace:
+def with_functions(module: types.ModuleType, **functions: Callable[..., object]) -> types.SimpleNamespace:
     """A namespace like a module, with other functions under some names."""
     return types.SimpleNamespace(**vars(module) | functions)
 

@@ -9,20 +9,25 @@ import importlib.util
 import io
 import subprocess
 import sys
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 
+if TYPE_CHECKING:  # the command imports this module before JAX
+    from rlstable.device.trees import Env
+    from rlstable.envs.randomized import RandomizationFn
+
 _PACKAGE = "mujoco_playground"
 _SUITES = ("dm_control_suite", "locomotion", "manipulation")
 
 
-def load_task(config: EnvConfig, kwargs: Mapping[str, Any], impl: str | None = None) -> Any:
+def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None = None) -> Env:
     """Loads a task, with `kwargs` as Playground's `config_overrides`, nested or with dotted keys.
 
     The task keeps its own `episode_length`, which some tasks read: training counts `env.episode_length` itself.
@@ -82,7 +87,7 @@ def implementation(config: EnvConfig) -> str:
     return "warp" if on_cuda else "jax"
 
 
-def randomizer(name: str) -> Any:
+def randomizer(name: str) -> RandomizationFn:
     """The task's own domain randomisation, `(model, rng) -> (model_v, in_axes)`; a ConfigError if it has none."""
     suite_of(name)
     with _quiet():
@@ -99,16 +104,15 @@ def ppo_settings(name: str, impl: str | None) -> dict[str, Any]:
     """Playground's own arguments of Brax's `ppo.train` for a task; a `ConfigError` without the task or settings."""
     suite = suite_of(name).__name__.rpartition(".")[2]
     try:
-        settings: dict[str, Any] = _module(f"config.{suite}_params").brax_ppo_config(name, impl).to_dict()
+        return _module(f"config.{suite}_params").brax_ppo_config(name, impl).to_dict()
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(
             f"ppo: Playground has no settings of PPO for {name}; set ppo=default, env.episode_length, "
             "env.action_repeat, network.policy_obs_key and network.value_obs_key"
         ) from error
-    return settings
 
 
-def suite_of(name: str) -> Any:
+def suite_of(name: str) -> types.ModuleType:
     """The module of the suite that has a task; raises a ConfigError if there is none."""
     suites = [_module(suite) for suite in _SUITES]
     for suite in suites:
@@ -137,9 +141,9 @@ def _module(name: str) -> Any:
         ) from error
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested settings with dotted keys, as Playground takes them."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in settings.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 
 from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
+from rlstable.device.trees import Env, EnvState, PyTree
 
 MODEL = "model"  # the entry of `info`
 
 # `(model, rng=[B]) -> (model with batched leaves, tree of 0 for batched leaves and None for the others)`
-RandomizationFn = Callable[..., tuple[Any, Any]]
+RandomizationFn = Callable[..., tuple[PyTree, PyTree]]
 
 
 class RandomizedEnv:
@@ -29,7 +30,7 @@ class RandomizedEnv:
     the environments. Raises `ConfigError` without a model, or if the function does not return what it must.
     """
 
-    def __init__(self, env: Any, randomization_fn: RandomizationFn):
+    def __init__(self, env: Env, randomization_fn: RandomizationFn):
         self.env = env
         self._randomization_fn = randomization_fn
         inner = self.unwrapped
@@ -60,17 +61,17 @@ class RandomizedEnv:
             env = env.env
         return env
 
-    def reset(self, rng: jax.Array) -> Any:
+    def reset(self, rng: jax.Array) -> EnvState:
         key_model, key_reset = jax.random.split(rng)
         model = self._draw(key_model)
         state = _with_field(self.env, self._field, self._replaced(model)).reset(key_reset)
         return state.replace(info={**state.info, MODEL: model})
 
-    def step(self, state: Any, action: jax.Array) -> Any:
+    def step(self, state: EnvState, action: jax.Array) -> EnvState:
         model = state.info[MODEL]
         bare = state.replace(info={name: value for name, value in state.info.items() if name != MODEL})
         system = self._replaced(model)
-        physics: Any = getattr(bare, "pipeline_state", None)
+        physics: PyTree = getattr(bare, "pipeline_state", None)
         if getattr(physics, "mass", None) is not None:
             # Brax's spring and positional engines carry masses, and a first state from the pool is of another model.
             mass = system.link.inertia.mass ** (1 - system.spring_mass_scale)
@@ -84,14 +85,14 @@ class RandomizedEnv:
         leaves = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(batched)}
         return {name: jnp.asarray(leaves[name])[0] for name in self._randomized}
 
-    def _replaced(self, model: dict[str, jax.Array]) -> Any:
+    def _replaced(self, model: dict[str, jax.Array]) -> PyTree:
         return jax.tree_util.tree_map_with_path(lambda path, x: model.get(jax.tree_util.keystr(path), x), self._model)
 
     def _find_randomized(self) -> tuple[str, ...]:
         """Paths of the randomised arrays: the leaves whose axis is 0."""
-        axes: list[Any] = []
+        axes: list[PyTree] = []
 
-        def shapes(key: jax.Array) -> Any:
+        def shapes(key: jax.Array) -> PyTree:
             batched, in_axes = self._randomization_fn(self._model, rng=key[None])
             axes.append(in_axes)
             return batched
@@ -116,16 +117,16 @@ class RandomizedEnv:
         return randomized
 
 
-def _broadcast(in_axes: Any, tree: Any) -> list[Any]:
+def _broadcast(in_axes: PyTree, tree: PyTree) -> list[int | None]:
     """The axis of every leaf, as `jax.vmap` reads a tree prefix of axes. Empty fields of the model have no axis."""
-    axes: list[Any] = []
+    axes: list[int | None] = []
     jax.tree.map(
         lambda axis, part: axes.extend([axis] * len(jax.tree.leaves(part))), in_axes, tree, is_leaf=lambda x: x is None
     )
     return axes
 
 
-def _with_field(env: Any, field: str, value: Any) -> Any:
+def _with_field(env: Any, field: str, value: PyTree) -> Any:
     """A shallow copy of a chain of wrappers whose innermost environment has another value of a field.
 
     A copy, because several threads may trace programs of one environment at once.

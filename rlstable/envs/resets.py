@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import Future
-from typing import Any
 
 import jax
 import numpy as np
@@ -42,7 +41,7 @@ class Resets:
     ):
         guarded = env if env.guards else dataclasses.replace(env, guards={"quarantine": Quarantine()})
 
-        def program(key: jax.Array) -> tuple[Any, jax.Array]:
+        def program(key: jax.Array) -> tuple[EnvState, jax.Array]:
             with precision.narrow():
                 states = env.reset(jax.random.split(key, batch))
                 return states, guarded.clean(states)
@@ -50,9 +49,9 @@ class Resets:
         self.program = jax.jit(program)
         self._env, self._batch, self._precision, self._devices = env, batch, precision, devices
         self._programs = programs or Builder(precision)
-        self._built: Future[Any] | None = None
+        self._built: Future[jax.stages.Compiled] | None = None
 
-    def begin(self) -> Future[Any]:
+    def begin(self) -> Future[jax.stages.Compiled]:
         """Starts to build the program, once; the result of the future is the compiled program."""
         if self._built is None:
             self._built = self._programs.build(_NAME, self.program, lambda: (host_keys.shape(),), rarely_used=True)

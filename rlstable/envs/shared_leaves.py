@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,7 @@ def mark(state: EnvState, reset: Callable[[jax.Array], EnvState], keys: jax.Arra
     # As lists of leaves, because classes of states may hold the batch size as a constant.
     others = iter(jax.tree.leaves(jax.eval_shape(jax.vmap(reset), more)))
 
-    def mark_leaf(path: Any, x: jax.Array) -> Any:
+    def mark_leaf(path: jax.tree_util.KeyPath, x: jax.Array) -> Shared | jax.Array:
         other = next(others).shape
         if other == x.shape:
             return Shared(x[None])

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 from rlstable.device.packed import PackedRows
 from rlstable.device.shared import Shared, shared_in, vmapped, with_shared_of, without_shared
 from rlstable.device.transforms import select_if
-from rlstable.device.trees import EnvState, PyTree
+from rlstable.device.trees import Env, EnvState, PyTree
 from rlstable.envs import capture
 from rlstable.envs.randomized import MODEL
 from rlstable.envs.shared_leaves import contact_norms, mark
@@ -35,6 +34,7 @@ FIRST_STATE = "first_state"
 _EPISODE = ("steps", "truncation", "time_out", "episode_done", "episode_metrics")
 # Entries of the environment that Playground's BraxAutoResetWrapper keeps at a reset, and in which it counts episodes.
 _PRESERVED, _DONE_COUNT = "AutoResetWrapper_preserve_info", "AutoResetWrapper_done_count"
+GuardStates = dict[str, GuardState]  # by name
 # An environment keeps its randomised model.
 _NEVER_RESET = (FIRST_STATE, MODEL, _DONE_COUNT, *_EPISODE)
 
@@ -47,7 +47,7 @@ class VectorEnv:
     the traced program contains no checks.
     """
 
-    env: Any  # one environment with Brax's Env interface
+    env: Env
     episode_length: int  # steps after which an episode is cut, action repeat included
     action_repeat: int  # environment steps per action
     guards: Mapping[str, Guard]  # of the env site, by name
@@ -84,7 +84,7 @@ class VectorEnv:
         action: jax.Array,
         pool: PackedRows | None,
         key: jax.Array,
-        guard_state: dict[str, GuardState],
+        guard_state: GuardStates,
         incident: Slot | None = None,
     ) -> Step:
         """Takes one action in every environment, `action_repeat` times, and resets finished and bad environments.
@@ -105,8 +105,13 @@ class VectorEnv:
         return Step(_reset_finished(state), None if isinstance(ok, bool) else ok, guard_state, incident)
 
     def repeat_action(
-        self, state: EnvState, action: jax.Array, guard_state: Any, incident: Slot | None = None, key: Any = None
-    ) -> tuple[EnvState, jax.Array | bool, Any, Slot | None]:
+        self,
+        state: EnvState,
+        action: jax.Array,
+        guard_state: GuardStates,
+        incident: Slot | None = None,
+        key: PyTree = None,
+    ) -> tuple[EnvState, jax.Array | bool, GuardStates, Slot | None]:
         """Steps every environment with the action, `action_repeat` times, without a reset.
 
         An environment that went bad stays bad, even if a later repeat looks healthy. An environment whose episode ends
@@ -120,7 +125,7 @@ class VectorEnv:
         start = start.replace(done=jnp.zeros_like(done), info=info)
         alive = jnp.ones(done.shape, bool)
 
-        def repeat(carry: Any, _: None) -> tuple[Any, Any]:
+        def repeat(carry: PyTree, _: None) -> tuple[PyTree, PyTree]:
             state, alive, guard_state, incident = carry
             stepped, contacts = self._step(state, action)
             stepped = _cast_like(stepped, state)
@@ -154,7 +159,7 @@ class VectorEnv:
             return stepped, contact_norms(stepped)
         return _in_passes(self.env.step, state, action, self.per_pass)
 
-    def _episode(self, before: dict[str, Any], state: EnvState, ok: jax.Array | bool) -> dict[str, Any]:
+    def _episode(self, before: dict[str, PyTree], state: EnvState, ok: jax.Array | bool) -> dict[str, PyTree]:
         """Step count, truncation and sums of the episode. Names of training win over the environment's metrics."""
         steps = state.info["steps"] + self.action_repeat
         truncation = jnp.where(state.done > 0, state.info["truncation"] > 0, steps >= self.episode_length)
@@ -181,7 +186,7 @@ class VectorEnv:
         bad = jnp.zeros(state.done.shape, bool) if isinstance(ok, bool) else ~ok
         draws = (state.done > 0) if self.reset_from_pool else bad
 
-        def draw(parts: dict[str, Any]) -> dict[str, Any]:
+        def draw(parts: dict[str, PyTree]) -> dict[str, PyTree]:
             index = jax.random.randint(jax.random.fold_in(key, 1), draws.shape, 0, len(pool))
             drawn = pool.take(index)
             drawn["info"] = _with_kept(drawn["info"], parts["info"])
@@ -194,7 +199,7 @@ class VectorEnv:
         return state.replace(info={**state.info, FIRST_STATE: parts["first"]}, metrics=parts["metrics"])
 
 
-def episode_entries(metrics: Mapping[str, Any], zeros: Any) -> dict[str, Any]:
+def episode_entries(metrics: Mapping[str, PyTree], zeros: PyTree) -> dict[str, PyTree]:
     """The entries of `info` that describe the episode, all `zeros`; the environment's `step` must return them."""
     totals = {name: zeros for name in ("sum_reward", "length", *metrics)}
     return {"steps": zeros, "truncation": zeros, "episode_done": zeros, "episode_metrics": totals}
@@ -210,7 +215,7 @@ def pool_of(states: EnvState) -> PackedRows:
     return PackedRows.of(without_shared(_pool_parts(states)))
 
 
-def _pool_parts(state: EnvState) -> dict[str, Any]:
+def _pool_parts(state: EnvState) -> dict[str, PyTree]:
     """The parts of a state that a pool holds: cached first state, metrics, and `_rest`."""
     return {"first": state.info[FIRST_STATE], "info": _rest(state), "metrics": state.metrics}
 
@@ -240,7 +245,7 @@ def _with_kept(new: EnvState, old: EnvState) -> EnvState:
 
 
 def _in_passes(
-    step: Callable[..., Any], state: EnvState, action: jax.Array, per_pass: int
+    step: Callable[[EnvState, jax.Array], EnvState], state: EnvState, action: jax.Array, per_pass: int
 ) -> tuple[EnvState, jax.Array | None]:
     """Steps `per_pass` environments at a time, the last pass maybe fewer; returns states and `contact_norms`.
 
@@ -251,7 +256,7 @@ def _in_passes(
     passes, rest = divmod(count, per_pass)
     whole = passes * per_pass
 
-    def one_pass(shared: list[Shared], rows: tuple[EnvState, jax.Array]) -> tuple[list[Shared], Any]:
+    def one_pass(shared: list[Shared], rows: tuple[EnvState, jax.Array]) -> tuple[list[Shared], PyTree]:
         stepped = vmapped(step, with_shared_of(rows[0], state, shared), rows[1])
         return _cast_like(shared_in(stepped), shared), (without_shared(stepped), contact_norms(stepped))
 
@@ -274,7 +279,7 @@ def _is_key(x: jax.Array) -> bool:
     return x.shape[-1:] == raw.shape
 
 
-def _truncate_bad(state: EnvState, ok: jax.Array | bool, before: dict[str, Any]) -> EnvState:
+def _truncate_bad(state: EnvState, ok: jax.Array | bool, before: dict[str, PyTree]) -> EnvState:
     """Turns the step of a bad environment into a truncation with reward 0; values to preserve are those `before` it."""
     info = {**state.info, "truncation": jnp.where(ok, state.info["truncation"], 1.0)}
     if "time_out" in info:
@@ -298,7 +303,7 @@ def _reset_finished(state: EnvState) -> EnvState:
 def _cast_like(new: PyTree, old: PyTree) -> PyTree:
     """`new` with the types and shapes of `old`: environments may return Python floats, weak types or other widths."""
 
-    def cast(n: Any, o: Any) -> jax.Array:
+    def cast(n: jax.typing.ArrayLike, o: jax.Array) -> jax.Array:
         # Without x64 `jnp.asarray` would narrow float64, so arrays that already have the type stay as they are.
         n = n if getattr(n, "dtype", None) == o.dtype else jnp.asarray(n, o.dtype)
         return jnp.broadcast_to(n, o.shape)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.stages import Compiled
 
 from rlstable import faults
 from rlstable.compilation import background
@@ -24,7 +25,7 @@ from rlstable.config.schema import validate
 from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
-from rlstable.device.trees import Observation, Params
+from rlstable.device.trees import Env, Observation, Params, PyTree
 from rlstable.envs.episodes import PART, Episodes, Part, first_part, next_part, run_episodes
 from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
@@ -38,7 +39,7 @@ from rlstable.ppo.state import TrainState
 from rlstable.supervise import memory
 from rlstable.supervise.memory import OutOfMemory, is_out_of_memory
 
-Play = Callable[..., Any]
+Play = Callable[..., PyTree]
 EvaluationMetrics = dict[str, float | None]
 
 _CONSTANT = 1e-6  # relative standard deviation in training
@@ -82,8 +83,8 @@ class Evaluator:
         start: Play | None = None,
     ):
         def program(play: Play) -> Any:
-            def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array, *parts: tuple[Part, ...]) -> Any:
-                def play_one(args: tuple[Any, ...]) -> Any:
+            def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array, *parts: tuple[Part, ...]) -> PyTree:
+                def play_one(args: tuple[PyTree, ...]) -> PyTree:
                     policy, *part = args
                     # One key per episode, so the number of passes does not change the first states.
                     keys = jax.random.split(jax.random.split(policy.key)[1], count)
@@ -97,7 +98,7 @@ class Evaluator:
         self._programs, self._precision = programs or Builder(precision), precision
         self._compiling, self._report, self._limit = compiling, report, limit
         self._count, self._passes = count, 1
-        self._building: Future[Any] | None = None
+        self._building: Future[Compiled] | None = None
         self._compiled: Any = None
 
     def begin(self, policies: Sequence[PolicySnapshot]) -> None:
@@ -158,7 +159,9 @@ class Evaluator:
         together = jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *passes)
         return list(together)
 
-    def _pass(self, policies: tuple[PolicySnapshot, ...], numbers: np.ndarray, stops: Callable[[], bool]) -> Any:
+    def _pass(
+        self, policies: tuple[PolicySnapshot, ...], numbers: np.ndarray, stops: Callable[[], bool]
+    ) -> tuple[Episodes, ...]:
         if self._start is None:
             return jax.device_get(self._compiled(policies, numbers))
         parts = self._start(policies, numbers)
@@ -168,10 +171,10 @@ class Evaluator:
             parts = self._compiled(policies, numbers, parts)
         return jax.device_get(tuple(part.episodes for part in parts))
 
-    def _begin(self, policies: Sequence[PolicySnapshot]) -> Future[Any]:
+    def _begin(self, policies: Sequence[PolicySnapshot]) -> Future[Compiled]:
         policies, numbers = tuple(policies), self._episode_numbers()[0]
 
-        def args() -> tuple[Any, ...]:
+        def args() -> tuple[PyTree, ...]:
             with self._precision.compiled():
                 parts = () if self._start is None else (self._start.eval_shape(policies, numbers),)
             return policies, numbers, *parts
@@ -244,7 +247,7 @@ def unseen_element(statistics: Statistics, episodes: Episodes) -> float:
 
 
 def make_evaluator(
-    config: Config, networks: Networks, compiling: Compiling, report: Callable[..., None], single: Any = None
+    config: Config, networks: Networks, compiling: Compiling, report: Callable[..., None], single: Env | None = None
 ) -> Evaluator:
     """The evaluator of a configuration; a `ConfigError` if `eval.env_kwargs` does not fit the environment.
 
@@ -252,8 +255,8 @@ def make_evaluator(
     """
     env, precision = evaluation_env(config, single), level(config.precision)
 
-    def playing(play: Callable[..., Any]) -> Play:
-        def function(params: Any, statistics: Any, keys: jax.Array, key: jax.Array, *part: Part) -> Any:
+    def playing(play: Callable[..., PyTree]) -> Play:
+        def function(params: Params, statistics: Statistics, keys: jax.Array, key: jax.Array, *part: Part) -> PyTree:
             policy = make_policy(config, networks, params, statistics)
             with precision.narrow():
                 return play(env, policy, keys, jax.random.split(key)[0], *part)
@@ -268,7 +271,7 @@ def make_evaluator(
     return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs, limit, start)
 
 
-def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
+def evaluation_env(config: Config, single: Env | None = None) -> VectorEnv:
     """The evaluation environments. They have env guards even with `guards` off, because a NaN return has no meaning."""
     if single is None:
         single = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
@@ -284,8 +287,8 @@ def evaluation_env(config: Config, single: Any = None) -> VectorEnv:
 
 
 def make_policy(
-    config: Config, networks: Networks, params: Any, statistics: Any
-) -> Callable[[Any, jax.Array], jax.Array]:
+    config: Config, networks: Networks, params: Params, statistics: Statistics
+) -> Callable[[Observation, jax.Array], jax.Array]:
     """A function from observations and a random key to actions `[B, A]`, without a guard."""
     matmul = level(config.precision).matmul
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
+from rlstable.device.trees import Env
 from rlstable.envs.episodes import Episodes
 from rlstable.envs.interface import check
 from rlstable.envs.load import Loaded, load
@@ -78,7 +78,7 @@ class EvaluationResult:
             aborted + (", and left out" if self.aborted else ""),
         ]
 
-    def as_data(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, object]:
         """The result as JSON data; the returns of aborted episodes are null."""
         valid, counted, metrics = self.valid, summarize(self.episodes), self.episodes.metrics
         return {
@@ -139,7 +139,7 @@ def load_policy_environment(
     return config, loaded
 
 
-def _require_fit(policy: Policy, env: Any, config: Config, backend: str | None) -> None:
+def _require_fit(policy: Policy, env: Env, config: Config, backend: str | None) -> None:
     """Checks that the policy can play in an environment, whose class may have changed since training."""
     if config.env.source == "import":
         check(env, config.env.name, config.network)

@@ -17,7 +17,7 @@ from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.schema import expand_home, first_line, validate
 from rlstable.device.counter import WideCounter
-from rlstable.device.trees import Observation, Params
+from rlstable.device.trees import Observation, Params, PyTree
 from rlstable.guards.inference import ActionContext, InferenceGuard
 from rlstable.io.checkpoint import restore_policy
 from rlstable.io.run_folder import require_one_seed
@@ -126,11 +126,16 @@ class Policy:
         return InferenceGuard(zeros if self.safe_action is None else self.safe_action)
 
     @functools.cached_property
-    def _compiled(self) -> Any:
+    def _compiled(self) -> jax.stages.Wrapped:
         networks, guard = self.networks, self._guard
 
         def guarded_action(
-            params: Params, statistics: Statistics, carry: Carry | None, obs: Any, key: jax.Array, deterministic: bool
+            params: Params,
+            statistics: Statistics,
+            carry: Carry | None,
+            obs: Observation,
+            key: jax.Array,
+            deterministic: bool,
         ) -> tuple[jax.Array, Carry]:
             action, raw = choose_action(networks, self.matmul, params, statistics, obs, key, deterministic)
             state = guard.init(raw.shape[:-1])
@@ -151,7 +156,13 @@ class Policy:
 
 
 def choose_action(
-    networks: Networks, matmul: str, params: Any, statistics: Statistics, obs: Any, key: jax.Array, deterministic: bool
+    networks: Networks,
+    matmul: str,
+    params: Params,
+    statistics: Statistics,
+    obs: Observation,
+    key: jax.Array,
+    deterministic: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """The networks' action `[..., A]` after and before squashing, without a guard: evaluation must see bad actions."""
     with jax.default_matmul_precision(None if matmul == "default" else matmul):
@@ -160,7 +171,7 @@ def choose_action(
     return distribution.action(raw), raw
 
 
-def _is_action(x: Any, size: int) -> bool:
+def _is_action(x: object, size: int) -> bool:
     # The comparison with the range of float32 also rejects NaN.
     largest = float(np.finfo(np.float32).max)
     return (
@@ -170,12 +181,12 @@ def _is_action(x: Any, size: int) -> bool:
     )
 
 
-def policy_arrays(state: TrainState) -> dict[str, Any]:
+def policy_arrays(state: TrainState) -> dict[str, PyTree]:
     statistics = {"mean": state.normalizer.mean, "std": state.normalizer.std}
     return {"params": state.params["policy"], "statistics": statistics}
 
 
-def policy_spec(networks: Networks, matmul: str) -> dict[str, Any]:
+def policy_spec(networks: Networks, matmul: str) -> dict[str, object]:
     """The specification of a policy's networks in a checkpoint, as JSON data."""
     return {
         "network": networks.config.model_dump(mode="json"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 _NUMBERS_PER_BATCH = 2_000_000  # of the bootstrap; bounds its memory
 
@@ -18,7 +19,7 @@ class Estimate(NamedTuple):
     high: float | None
 
 
-def interquartile_mean(values: Any, axis: int = -1) -> Any:
+def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
     """The mean of the middle half of the values.
 
     Less noisy than the median and, unlike the mean, robust to a few extreme episodes (Agarwal et al. 2021, "Deep
@@ -29,10 +30,10 @@ def interquartile_mean(values: Any, axis: int = -1) -> Any:
     return stats.trim_mean(values, 0.25, axis=axis)
 
 
-STATISTICS: dict[str, Callable[..., Any]] = {"mean": np.mean, "median": np.median, "iqm": interquartile_mean}
+STATISTICS: dict[str, Callable[..., np.ndarray]] = {"mean": np.mean, "median": np.median, "iqm": interquartile_mean}
 
 
-def estimate(values: Any, statistic: Callable[..., Any] = np.mean) -> Estimate:
+def estimate(values: ArrayLike, statistic: Callable[..., np.ndarray] = np.mean) -> Estimate:
     """A statistic of independent values with its 95 % interval, by a percentile bootstrap with a fixed seed.
 
     `statistic` is a function of an array and its `axis`. Raises `ValueError` without values, or if one is not finite.
