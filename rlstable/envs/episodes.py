@@ -15,7 +15,6 @@ from rlstable.guards.base import both
 Policy = Callable[[Observation, jax.Array], jax.Array]  # from observations [B, ...] and a random key to actions [B, A]
 
 _MOST_ACTIONS = 100  # actions between two checks whether an episode still runs; each check costs a GPU a transfer
-PART = 1000  # actions of a part of longer episodes; between two parts a signal can stop an evaluation
 
 
 class Episodes(NamedTuple):
@@ -30,53 +29,25 @@ class Episodes(NamedTuple):
 Carry = tuple[EnvState, jax.Array, Episodes, jax.Array]  # state, running environments, episodes so far, random key
 
 
-class Part(NamedTuple):
-    """Episodes after some actions."""
-
-    actions: jax.Array  # number of actions, int32 scalar
-    runs: jax.Array  # whether an episode still runs, bool scalar
-    carry: Carry
-
-    @property
-    def episodes(self) -> Episodes:
-        return self.carry[2]._replace(last_observation=self.carry[0].obs)
-
-
 def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Episodes:
     """Plays one episode in every environment, to its end or until the environment goes bad.
 
     The program ends soon after the last episode: bad policies, which fall at once, are evaluated quickly. Without
     guards no episode is aborted. `keys` are one per environment, for the resets; `key` is the policy's.
     """
-    return _played(env, policy, first_part(env, policy, keys, key)).episodes
-
-
-def first_part(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array) -> Part:
-    """The episodes before their first action; arguments as for `run_episodes`."""
-    carry = _first_carry(env, keys, key)
-    return Part(jnp.zeros((), jnp.int32), jnp.any(carry[1]), carry)
-
-
-def next_part(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array, before: Part) -> Part:
-    """Plays the next `PART` actions, or a few more; arguments as for `run_episodes`."""
-    return _played(env, policy, before, before.actions + PART)
-
-
-def _played(env: VectorEnv, policy: Policy, before: Part, last: jax.Array | None = None) -> Part:
-    """The episodes after `last` actions, or after their end."""
     play = _player(env, policy, lambda state: None)
     actions = env.episode_length // env.action_repeat
     size = next(size for size in range(min(_MOST_ACTIONS, actions), 0, -1) if actions % size == 0)
 
-    def play_few(part: Part) -> Part:
-        carry = jax.lax.scan(play, part.carry, None, length=size)[0]
-        played = part.actions + size
-        return Part(played, (played < actions) & jnp.any(carry[1]), carry)
+    def play_few(before: tuple[jax.Array, jax.Array, Carry]) -> tuple[jax.Array, jax.Array, Carry]:
+        carry = jax.lax.scan(play, before[2], None, length=size)[0]
+        played = before[0] + size
+        return played, (played < actions) & jnp.any(carry[1]), carry
 
-    def runs(part: Part) -> jax.Array:
-        return part.runs if last is None else part.runs & (part.actions < last)
-
-    return jax.lax.while_loop(runs, play_few, before)
+    carry = _first_carry(env, keys, key)
+    before = jnp.zeros((), jnp.int32), jnp.any(carry[1]), carry
+    state, _, episodes, _ = jax.lax.while_loop(lambda part: part[1], play_few, before)[2]
+    return episodes._replace(last_observation=state.obs)
 
 
 def watch_episodes(

@@ -26,7 +26,7 @@ from rlstable.device import sharding
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
 from rlstable.device.trees import Env, Observation, Params, PyTree
-from rlstable.envs.episodes import PART, Episodes, Part, first_part, next_part, run_episodes
+from rlstable.envs.episodes import Episodes, run_episodes
 from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
@@ -44,10 +44,6 @@ EvaluationMetrics = dict[str, float | None]
 
 _CONSTANT = 1e-6  # relative standard deviation in training
 _DIFFERENT = 1e-3  # relative difference from a constant
-
-
-class Abandoned(Exception):
-    """A stop request ended an evaluation before its episodes."""
 
 
 class PolicySnapshot(NamedTuple):
@@ -68,7 +64,6 @@ class Evaluator:
         report: Called as `report(kind, **fields)` with every event.
         programs: Builder of the program; None for a new `Builder`.
         limit: Bytes that the program may use; None to wait until the device refuses memory.
-        start: For episodes of several calls of `play`: returns the first `Part`, and `play` from a part the next one.
     """
 
     def __init__(
@@ -80,21 +75,16 @@ class Evaluator:
         report: Callable[..., None],
         programs: Builder | None = None,
         limit: int | None = None,
-        start: Play | None = None,
     ):
-        def program(play: Play) -> Any:
-            def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array, *parts: tuple[Part, ...]) -> PyTree:
-                def play_one(args: tuple[PyTree, ...]) -> PyTree:
-                    policy, *part = args
-                    # One key per episode, so the number of passes does not change the first states.
-                    keys = jax.random.split(jax.random.split(policy.key)[1], count)
-                    return play(policy.params, policy.statistics, keys[numbers], policy.key, *part)
+        def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
+            def play_one(policy: PolicySnapshot) -> Episodes:
+                # One key per episode, so the number of passes does not change the first states.
+                keys = jax.random.split(jax.random.split(policy.key)[1], count)
+                return play(policy.params, policy.statistics, keys[numbers], policy.key)
 
-                return vmap_seeds(play_one)(tuple(zip(policies, *parts, strict=True)))
+            return vmap_seeds(play_one)(policies)
 
-            return jax.jit(play_pass)
-
-        self._play, self._start = program(play), None if start is None else program(start)
+        self._play = jax.jit(play_pass)
         self._programs, self._precision = programs or Builder(precision), precision
         self._compiling, self._report, self._limit = compiling, report, limit
         self._count, self._passes = count, 1
@@ -124,16 +114,13 @@ class Evaluator:
             else:
                 self._compiled = program
 
-    def evaluate(
-        self, policies: Sequence[PolicySnapshot], stops: Callable[[], bool] = lambda: False
-    ) -> list[EvaluationMetrics]:
+    def evaluate(self, policies: Sequence[PolicySnapshot]) -> list[EvaluationMetrics]:
         """Metrics `eval/...` per policy. Means cover the episodes that count, and are None if no episode counts.
 
-        Raises `Abandoned` if `stops`, which is called between two parts of long episodes, returns True, and
-        `OutOfMemory` if the device has not enough memory for one episode.
+        Raises `OutOfMemory` if the device has not enough memory for one episode.
         """
         started = time.perf_counter()
-        played = self.play(policies, stops)
+        played = self.play(policies)
         elapsed = (time.perf_counter() - started) / len(policies)
         return [
             {
@@ -145,41 +132,23 @@ class Evaluator:
             for policy, episodes in zip(policies, played, strict=True)
         ]
 
-    def play(self, policies: Sequence[PolicySnapshot], stops: Callable[[], bool] = lambda: False) -> list[Episodes]:
+    def play(self, policies: Sequence[PolicySnapshot]) -> list[Episodes]:
         while True:
             self.prepare(policies)
             try:
-                return self._episodes(tuple(policies), stops)
+                return self._episodes(tuple(policies))
             except jax.errors.JaxRuntimeError as error:
                 self._double_passes(error)
 
-    def _episodes(self, policies: tuple[PolicySnapshot, ...], stops: Callable[[], bool]) -> list[Episodes]:
+    def _episodes(self, policies: tuple[PolicySnapshot, ...]) -> list[Episodes]:
         with self._precision.compiled(), interruptible():
-            passes = [self._pass(policies, numbers, stops) for numbers in self._episode_numbers()]
-        together = jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *passes)
-        return list(together)
-
-    def _pass(
-        self, policies: tuple[PolicySnapshot, ...], numbers: np.ndarray, stops: Callable[[], bool]
-    ) -> tuple[Episodes, ...]:
-        if self._start is None:
-            return jax.device_get(self._compiled(policies, numbers))
-        parts = self._start(policies, numbers)
-        while any(part.runs for part in parts):
-            if stops():
-                raise Abandoned
-            parts = self._compiled(policies, numbers, parts)
-        return jax.device_get(tuple(part.episodes for part in parts))
+            passes = [jax.device_get(self._compiled(policies, numbers)) for numbers in self._episode_numbers()]
+        return list(jax.tree.map(lambda *part: np.concatenate(part)[: self._count], *passes))
 
     def _begin(self, policies: Sequence[PolicySnapshot]) -> Future[Compiled]:
-        policies, numbers = tuple(policies), self._episode_numbers()[0]
-
-        def args() -> tuple[PyTree, ...]:
-            with self._precision.compiled():
-                parts = () if self._start is None else (self._start.eval_shape(policies, numbers),)
-            return policies, numbers, *parts
-
-        return self._programs.build(f"evaluation {len(policies)} {len(numbers)}", self._play, args)
+        numbers = self._episode_numbers()[0]
+        name = f"evaluation {len(policies)} {len(numbers)}"
+        return self._programs.build(name, self._play, lambda: (tuple(policies), numbers))
 
     def _episode_numbers(self) -> np.ndarray:
         """The episode numbers of each pass, int32 `[passes, B]`; some repeat if episodes do not divide evenly."""
@@ -255,20 +224,15 @@ def make_evaluator(
     """
     env, precision = evaluation_env(config, single), level(config.precision)
 
-    def playing(play: Callable[..., PyTree]) -> Play:
-        def function(params: Params, statistics: Statistics, keys: jax.Array, key: jax.Array, *part: Part) -> PyTree:
-            policy = make_policy(config, networks, params, statistics)
-            with precision.narrow():
-                return play(env, policy, keys, jax.random.split(key)[0], *part)
+    def play(params: Params, statistics: Statistics, keys: jax.Array, key: jax.Array) -> Episodes:
+        policy = make_policy(config, networks, params, statistics)
+        with precision.narrow():
+            return run_episodes(env, policy, keys, jax.random.split(key)[0])
 
-        return function
-
-    long = config.env.episode_length > PART * config.env.action_repeat
     programs = programs_of(config, sharding.make_mesh(1), env.env)
     own = config.supervise.memory
     limit = memory.limit(jax.local_devices()[0], own.limit_gib) if own.adapt else None
-    play, start = (playing(next_part), playing(first_part)) if long else (playing(run_episodes), None)
-    return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs, limit, start)
+    return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs, limit)
 
 
 def evaluation_env(config: Config, single: Env | None = None) -> VectorEnv:

@@ -23,7 +23,6 @@ from rlstable.device import hosts
 from rlstable.io.checkpoint import restore_policy
 from rlstable.io.files import one_line, subfolder, write_atomically
 from rlstable.policy.evaluator import (
-    Abandoned,
     EvaluationMetrics,
     Evaluator,
     PolicySnapshot,
@@ -39,28 +38,22 @@ from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason
 # Stop reasons after which the process may still work; after the other stop reasons it must exit soon.
 CONFIRMED_AT = (StopReason.completed, StopReason.target_reached, StopReason.stopped, *GIVEN_UP)
 
-Stops = Callable[[], bool]  # whether a stop request abandons the episodes
 
-
-def evaluate(
-    evaluator: Evaluator, policies: Mapping[int, PolicySnapshot], stops: Stops
-) -> dict[int, EvaluationMetrics]:
-    """Metrics of the policies of all slots by seed; raises `Abandoned` and `OutOfMemory` as `Evaluator.evaluate`."""
-    metrics = _played("evaluation", lambda: evaluator.evaluate(list(policies.values()), stops))
+def evaluate(evaluator: Evaluator, policies: Mapping[int, PolicySnapshot]) -> dict[int, EvaluationMetrics]:
+    """Metrics of the policies of all slots by seed; raises `OutOfMemory` as `Evaluator.evaluate`."""
+    metrics = _played("evaluation", lambda: evaluator.evaluate(list(policies.values())))
     return dict(zip(policies, metrics, strict=True))
 
 
-def compare_with_best(
-    evaluator: Evaluator, policies: Mapping[int, PolicySnapshot], suspects: Sequence[Seed], stops: Stops
-) -> None:
+def compare_with_best(evaluator: Evaluator, policies: Mapping[int, PolicySnapshot], suspects: Sequence[Seed]) -> None:
     """Plays the best and the present policies of some seeds in the same episodes, for their return checks.
 
-    Raises `Abandoned` and `OutOfMemory` as `Evaluator.evaluate`.
+    Raises `OutOfMemory` as `Evaluator.evaluate`.
     """
     pairs = {seed.config.seed: (seed, *seed.return_check.policy_pair(seed.state)) for seed in suspects}
 
     def returns(policies: Mapping[int, PolicySnapshot]) -> list[list[float]]:
-        return [returns_of(episodes).tolist() for episodes in evaluator.play(list(policies.values()), stops)]
+        return [returns_of(episodes).tolist() for episodes in evaluator.play(list(policies.values()))]
 
     played = []
     for side in (1, 2):
@@ -77,16 +70,12 @@ def _played(name: str, play: Callable[[], Any]) -> Any:
     def played_or_refused() -> tuple[Any, str | None]:
         try:
             return play(), None
-        except Abandoned:
-            return None, None
         except OutOfMemory as error:
             return None, str(error)
 
     played, refused = hosts.from_writer(name, played_or_refused)
     if refused is not None:
         raise OutOfMemory(refused)
-    if played is None:
-        raise Abandoned
     return played
 
 
@@ -130,8 +119,6 @@ def confirm(
                 value = evaluation["eval/episode_reward"]
                 # If every episode was aborted, there is no return to compare.
                 returns[candidate.seed].append((-np.inf if value is None else value, candidate))
-    except Abandoned:
-        return _log_not_confirmed(due, because=(requested_stop(0.0) or StopReason.interrupted).name)
     except Exception as error:  # training is complete, and its stop reason must not change
         return _log_not_confirmed(due, error=f"{type(error).__name__}: {error}")
     for seed in due:

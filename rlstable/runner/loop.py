@@ -22,7 +22,7 @@ from rlstable.guards.base import MoreGuards
 from rlstable.io import store
 from rlstable.io.console import Console
 from rlstable.io.run_folder import default_run_dir, forget_result
-from rlstable.policy.evaluator import Abandoned, EvaluationMetrics
+from rlstable.policy.evaluator import EvaluationMetrics
 from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import finish_iteration, record_iteration, roll_back_to_plan
 from rlstable.runner.evaluation import CONFIRMED_AT, Recordings, compare_with_best, confirm, evaluate
@@ -280,7 +280,7 @@ class TrainingLoop:
             return StopReason.error
 
     def _evaluate(self, training: dict[int, Seed], due: Any) -> dict[int, EvaluationMetrics]:
-        """Metrics of the present policies of the seeds that are due; empty if a stop request abandons the evaluation.
+        """Metrics of the present policies of the seeds that are due.
 
         If the evaluation does not fit, raises `OutOfMemory` after every good state is saved.
         """
@@ -288,9 +288,7 @@ class TrainingLoop:
         policies = self._seeds.policies(training)
         try:
             with self._console.working("evaluating the policy"):
-                metrics = evaluate(evaluator, policies, self._stops)
-        except Abandoned:
-            return {}
+                metrics = evaluate(evaluator, policies)
         except OutOfMemory:
             for seed in training.values():
                 seed.saving.save_if_good(seed.state)  # the run ends with everything that it has learned
@@ -298,19 +296,15 @@ class TrainingLoop:
         return {number: metrics[number] for number in due}
 
     def _compare_suspects(self, training: dict[int, Seed], evaluations: dict[int, EvaluationMetrics]) -> None:
-        """Compares policies whose return may have collapsed with the best ones, if memory and stop requests allow."""
+        """Compares policies whose return may have collapsed with the best ones, if memory allows."""
         found = [seed for number, seed in training.items() if seed.return_check.suspects(evaluations.get(number, {}))]
         if found:
             evaluator = self.programs.evaluator(found[0].host)
             with (
-                contextlib.suppress(OutOfMemory, Abandoned),
+                contextlib.suppress(OutOfMemory),
                 self._console.working("comparing the policy with the best one"),
             ):
-                compare_with_best(evaluator, self._seeds.policies(training), found, self._stops)
-
-    def _stops(self) -> bool:
-        """Whether a stop request abandons an evaluation."""
-        return self._stop_request.requested(0.0) is not None
+                compare_with_best(evaluator, self._seeds.policies(training), found)
 
     def _end(self, stop_reasons: dict[int, StopReason]) -> dict[int, StopReason]:
         """Confirms the best policies of seeds that end now, and ends these seeds; the other seeds continue."""
@@ -320,7 +314,7 @@ class TrainingLoop:
             evaluator, requested = self.programs.evaluator(seeds[0].host), self._stop_request.requested
             with self._console.working("confirming the best policy in fresh episodes"):
                 # The evaluation program takes `config.seeds` policies at a time.
-                confirm(seeds, lambda policies: evaluator.evaluate(policies, self._stops), self.config.seeds, requested)
+                confirm(seeds, evaluator.evaluate, self.config.seeds, requested)
         for number, reason in stop_reasons.items():
             self._seeds.end(number, reason, self._advice)
         return stop_reasons

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from toys import PointMass
 
-from rlstable.envs import episodes
-from rlstable.envs.episodes import first_part, next_part, run_episodes, watch_episodes
+from rlstable.envs.episodes import run_episodes, watch_episodes
 from rlstable.envs.vector import VectorEnv
 
 KEYS = jax.random.split(jax.random.PRNGKey(3), 6)
@@ -50,18 +49,3 @@ def test_evaluation_ends_soon_after_its_last_episode(bound, played):
     jax.block_until_ready(jax.jit(lambda: run_episodes(env, policy, KEYS, KEYS[0]))())
     jax.effects_barrier()
     assert len(actions) == played
-
-
-@pytest.mark.parametrize(("bound", "parts"), [(0.5, 2), (1e9, 3)])
-def test_episodes_in_parts_equal_whole_ones(bound, parts, monkeypatch):
-    """Episodes of 250 steps in parts of 100, checked every 50 steps."""
-    monkeypatch.setattr(episodes, "PART", 100)
-    monkeypatch.setattr(episodes, "_MOST_ACTIONS", 50)
-    env = VectorEnv(PointMass(bound=bound), 250, 1, {})
-    args = (env, pushed, KEYS, KEYS[0])
-    part, played = jax.jit(lambda: first_part(*args))(), 0
-    go_on = jax.jit(lambda part: next_part(*args, part))
-    while part.runs:
-        part, played = go_on(part), played + 1
-    jax.tree.map(np.testing.assert_array_equal, part.episodes, jax.jit(lambda: run_episodes(*args))())
-    assert played == (parts if bound > 1 else 1)

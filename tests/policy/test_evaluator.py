@@ -52,10 +52,10 @@ class Refusing(Evaluator):
         self.waited += 1
         yield
 
-    def _episodes(self, judged: tuple[PolicySnapshot, ...], stops: Any) -> list[Episodes]:
+    def _episodes(self, judged: tuple[PolicySnapshot, ...]) -> list[Episodes]:
         if self._episode_numbers().shape[1] > self._room:
             raise jax.errors.JaxRuntimeError(self._error)
-        return super()._episodes(judged, stops)
+        return super()._episodes(judged)
 
 
 POLICY = [snapshot_of(State, jax.random.PRNGKey(5))]  # type: ignore[arg-type]

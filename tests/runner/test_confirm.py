@@ -62,7 +62,7 @@ class FirstEvaluationIsLucky:
         made = self._make(*args)
         honest = made.evaluate
 
-        def evaluate(policies: list[PolicySnapshot], *stops: Any) -> list[EvaluationMetrics]:
+        def evaluate(policies: list[PolicySnapshot]) -> list[EvaluationMetrics]:
             self.played.append(list(policies))
             if self._error is not None and len(self.played) > 4:
                 raise self._error

@@ -12,16 +12,12 @@ from pathlib import Path
 
 import pytest
 from quick_compile import environment as quick_environment
-from toys import tiny_config
 
-from rlstable.envs import episodes
 from rlstable.io.console import Console
 from rlstable.io.run_folder import steps_in
-from rlstable.policy import evaluator, load_policy
-from rlstable.runner.loop import TrainingLoop
+from rlstable.policy import load_policy
 from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.signals import Signals
-from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,35 +32,6 @@ def test_signal_is_answered_with_what_a_second_one_loses() -> None:
         signals.announce(signal.SIGINT)
     second = "a second signal stops it at once, without saving (the last checkpoint is of step 640)"
     assert output.getvalue() == f"Ctrl-C: the run saves and stops; {second}\n"
-
-
-def test_signal_abandons_a_long_evaluation_and_the_state_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (episodes, evaluator):
-        monkeypatch.setattr(module, "PART", 5)
-    monkeypatch.setattr(episodes, "_MOST_ACTIONS", 5)
-    config = tiny_config(
-        total_steps=4 * ITERATION,
-        env={"episode_length": 45, "kwargs": {"bound": 1e9}},
-        eval={"num_evals": 4, "num_envs": 2},
-        logging={"console": "off"},
-        checkpoint={"every": 100, "asynchronous": False},
-    )
-    signals, asked = Signals(), []
-    run = TrainingLoop(config, tmp_path, signals=signals)
-
-    def stops() -> bool:
-        asked.append(run.single.host.step)
-        signals.received = signal.SIGTERM if len(asked) == 12 else None  # in the second evaluation
-        return run._stop_request.requested(0.0) is not None
-
-    monkeypatch.setattr(run, "_stops", stops)
-    result = run.run()
-    assert result.stop_reason is StopReason.preempted
-    assert asked == [ITERATION] * 9 + [2 * ITERATION] * 3
-    assert steps_in(tmp_path / "checkpoints") == [1, 2]
-    assert [row["step"] for row in result.history if "eval/episode_reward" in row] == [ITERATION]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
