@@ -31,11 +31,7 @@ def require(accepted: object, message: str) -> None:
 
 
 def overrides_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Configuration keys and values with the meaning of Brax's arguments, by name.
-
-    Raises:
-        ConfigError: An argument asks for what rlstable does not do.
-    """
+    """Configuration keys and values with the meaning of Brax's arguments; a ConfigError if rlstable lacks one."""
     known = len(SIGNATURE.parameters) == _COUNT
     require(known, "brax_ppo: ppo.train of this Brax has other arguments than that of Brax 0.14.2; install it")
     _check(arguments)

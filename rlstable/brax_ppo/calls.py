@@ -28,14 +28,9 @@ MakePolicy = Callable[..., Callable[[Observation, jax.Array], tuple[jax.Array, P
 
 
 class BraxCalls:
-    """Callback of a run that makes Brax's calls at Brax's steps.
+    """Callback of a run that makes Brax's calls at Brax's steps. `metrics` are those of the last evaluation."""
 
-    Attributes:
-        loop: The training loop; set before the run starts.
-        metrics: Metrics of the last evaluation.
-    """
-
-    loop: TrainingLoop
+    loop: TrainingLoop  # set before the run starts
 
     def __init__(self, arguments: dict[str, Any], make_policy: MakePolicy, observation: Observation):
         self.metrics: Metrics = {}

@@ -56,10 +56,7 @@ def from_brax(
 ) -> tuple[Params, Statistics]:
     """Converts `restored` parameters in Brax's form to those of a run, which they must fit.
 
-    Without `value` the parameters of the value network stay.
-
-    Raises:
-        ConfigError: A parameter is missing or has another shape.
+    Without `value` the parameters of the value network stay. Raises ConfigError if a shape differs.
     """
     brax_statistics, policy, brax_value = restored
     policy = _plain(policy)

@@ -53,10 +53,7 @@ def options(model: type[Model], arguments: Sequence[str]) -> Model:
     """Parses and checks `key=value` arguments.
 
     The value of a path key is taken literally, except `null`; every other value is read as YAML. A key that takes
-    several values may be repeated.
-
-    Raises:
-        ConfigError: The first mistake, in one line.
+    several values may be repeated. Raises ConfigError with the first mistake.
     """
     data: dict[str, Any] = {}
     for argument in arguments:

@@ -31,10 +31,7 @@ def prepared(words: Sequence[str]) -> list[str]:
     """The words of a command line as Hydra reads them; checks flags.
 
     After a key of `_FOLDERS`, an existing folder is quoted and `~` becomes the home folder. `resume=latest` becomes the
-    newest run folder, and `distributed=true` becomes `distributed.enabled=true`.
-
-    Raises:
-        ConfigError: A flag is unknown, or there is no run yet.
+    newest run folder, and `distributed=true` becomes `distributed.enabled=true`. Raises ConfigError if there is none.
     """
     reject_unknown_flags(words)
     return [_as_hydra_reads(word) for word in words]
@@ -82,8 +79,7 @@ def _typed(composed: DictConfig) -> Config:
 def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
     """The configuration to run. With `resume=<folder>`, the saved configuration with the overrides applied.
 
-    Raises:
-        ConfigError: The first mistake, or code that this user does not trust (`require_trust`).
+    Raises ConfigError with the first mistake, or if the folder names code that this user does not trust.
     """
     typed = {key.lstrip("+~"): value for key, _, value in (override.partition("=") for override in overrides)}
     resume = composed.get("resume")
@@ -119,11 +115,7 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
 
 
 def compose(overrides: Sequence[str]) -> Config:
-    """The configuration that a command line with these overrides would run. Starts no run.
-
-    Raises:
-        ConfigError: The first mistake.
-    """
+    """The configuration that a command line with these overrides would run; a ConfigError with the first mistake."""
     import hydra
     from hydra.errors import HydraException
 

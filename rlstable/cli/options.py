@@ -14,11 +14,7 @@ LATEST = Path("latest")
 
 
 def latest_run(one_seed: bool = False) -> Path:
-    """The newest run folder under `runs`, or that of its best seed; also named on standard error.
-
-    Raises:
-        ValueError: There is no run.
-    """
+    """The newest run folder under `runs`, or that of its best seed, which it prints; a ValueError without a run."""
     from rlstable.io.run_folder import best_seed, newest_run
 
     run = newest_run()

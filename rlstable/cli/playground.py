@@ -36,11 +36,7 @@ _ROUNDING = {
 
 
 def resolve(key: str, _root_: DictConfig) -> Any:
-    """The resolver `${rlstable.playground:<key>}`: Playground's value for a key, else the key's default.
-
-    Raises:
-        ConfigError: Playground is not installed, or has no such task.
-    """
+    """The resolver `${rlstable.playground:<key>}`: Playground's value for a key, else the key's default."""
     task = OmegaConf.select(_root_, "env.name")
     if task is None:
         raise ConfigError("env.name: is missing; name a task of MuJoCo Playground, e.g. env.name=CartpoleBalance")

@@ -109,14 +109,9 @@ def call(
 ) -> dict[str, jax.Array]:
     """Calls `compute(arguments, results)`, which writes the results; only on a CPU.
 
-    Under vmap, all arrays get the same leading axes.
-
-    Args:
-        name: Identifies the computation with all its constants. The same name must mean the same computation in every
-            process.
-        compute: Called with NumPy arrays by name. They are the program's own memory, valid only during the call.
-        arguments: At least one array, each with at least one element.
-        wanted: Shapes and dtypes of the results.
+    The same name must mean the same computation, with all its constants, in every process. The NumPy arrays are the
+    program's own memory, valid only during the call. At least one argument, and no array without elements. Under vmap,
+    all arrays get the same leading axes.
     """
     _register()
     shapes = {key: jax.ShapeDtypeStruct(x.shape, x.dtype) for key, x in arguments.items()}

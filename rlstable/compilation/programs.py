@@ -38,8 +38,7 @@ def collector_paused() -> Iterator[None]:
 class Builder:
     """Compiles programs in a precision, with compiler options.
 
-    Attributes:
-        on_large_constants: Called with the bytes of a traced program's constants if they slow down its compilation.
+    `on_large_constants` is called with the bytes of a traced program's constants if they slow down its compilation.
     """
 
     def __init__(self, precision: Precision = SINGLE, options: Options | None = None):
@@ -56,15 +55,10 @@ class Builder:
         rarely_used: bool = False,
         at_once: bool = False,
     ) -> Future[Compiled]:
-        """Compiles a program, if possible in a background thread.
+        """Compiles a function from `jax.jit`, if possible in a background thread; `at_once` as for `background.build`.
 
-        Args:
-            name: Unique among the programs of one configuration, and different for different argument shapes.
-            function: A function from `jax.jit`.
-            arguments: Called if the program must be traced.
-            donates: Whether the program donates all its arguments.
-            rarely_used: Whether compiling takes longer than all runs of the program; then it is compiled quickly.
-            at_once: Whether to compile in the caller's thread, as for `background.build`.
+        The name is unique among the programs of one configuration, and differs for other argument shapes. `arguments`
+        is called if the program must be traced. A program is `rarely_used` if compiling takes longer than its runs.
         """
         return self._compiled(self._lower(name, function, arguments, donates), rarely_used, at_once)
 

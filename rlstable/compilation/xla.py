@@ -90,16 +90,11 @@ def _is_known(backend: str, name: str, value: bool | int) -> bool:
 
 
 def enable_program_cache(folder: str | None) -> str | None:
-    """Makes JAX cache compiled programs on disk.
+    """Makes JAX cache compiled programs on disk. Returns why the folder cannot be used, or None.
 
-    A folder that another user could write to is not used, because compiled programs are executed. If JAX already has a
-    folder (`JAX_COMPILATION_CACHE_DIR`), `auto` keeps that folder, unchecked.
-
-    Args:
-        folder: Folder of the cache; `auto` for a folder below `$XDG_CACHE_HOME` or `~/.cache`; None for no cache.
-
-    Returns:
-        Why the folder cannot be used; None if the cache works or none is wanted.
+    `auto` is a folder below `$XDG_CACHE_HOME` or `~/.cache`; None wants no cache. A folder that another user could
+    write to is not used, because compiled programs are executed. If JAX already has a folder
+    (`JAX_COMPILATION_CACHE_DIR`), `auto` keeps that folder, unchecked.
     """
     if folder is None or (folder == "auto" and _known_folder()):
         return None

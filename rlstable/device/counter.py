@@ -24,14 +24,10 @@ class WideCounter:
 
     Operands are counters, Python integers, or arrays of at most 32 bits, of which negative elements count as 0. Never
     sum counters over devices with `psum`, which adds the words without carry. Sum the increments first.
-
-    Attributes:
-        hi: the upper 32 bits, uint32.
-        lo: the lower 32 bits, uint32.
     """
 
-    hi: jax.Array
-    lo: jax.Array
+    hi: jax.Array  # the upper 32 bits, uint32
+    lo: jax.Array  # the lower 32 bits, uint32
 
     # `==` returns an array, so counters cannot be hashed.
     __hash__: ClassVar[None] = None  # type: ignore[assignment]
@@ -44,12 +40,7 @@ class WideCounter:
 
     @classmethod
     def of(cls, value: object) -> WideCounter:
-        """A counter that holds an integer scalar.
-
-        Raises:
-            TypeError: `value` is not an integer.
-            ValueError: `value` is a negative Python integer.
-        """
+        """A counter that holds an integer; a TypeError for other types, a ValueError for a negative Python integer."""
         hi, lo = _words(value)
         return cls(jnp.asarray(hi), jnp.asarray(lo))
 

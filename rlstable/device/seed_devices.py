@@ -16,11 +16,7 @@ _AXIS = "seeds"
 
 
 def device_count_for(seeds: int, available: int, requested: int | None) -> int:
-    """Number of devices to train on: the requested one, or as many as are available and divide the number of seeds.
-
-    Raises:
-        ConfigError: The requested number does not divide the number of seeds.
-    """
+    """Number of devices to train on: the requested one, or as many as are available and divide the number of seeds."""
     usable = [count for count in range(1, available + 1) if seeds % count == 0]
     if requested is None:
         return usable[-1]

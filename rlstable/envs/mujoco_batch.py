@@ -68,9 +68,8 @@ class Simulations:
 
     `derived` are names in `DERIVED_ARRAYS`, and `randomized` in `MODEL_ARRAYS`. Equal fingerprints give equal results.
 
-    Raises:
-        Unsupported: The model has plugins, delays or plastic deformation, whose state is not in `STATE_ARRAYS`, or an
-            array cannot be randomised.
+    Raises Unsupported for a model with plugins, delays or plastic deformation, whose state is not in `STATE_ARRAYS`, or
+    if an array cannot be randomised.
     """
 
     def __init__(

@@ -145,9 +145,7 @@ def _state(**arrays: jax.Array) -> State:
 def with_native_physics(env: Env, devices: int = 1) -> Env:
     """Replaces the physics of a new environment, a Brax `PipelineEnv` or a task of Playground, by C MuJoCo, in place.
 
-    Raises:
-        Unsupported: The environment has no MuJoCo model, needs physics arrays that native physics does not have, or
-            randomises arrays of the model that C MuJoCo cannot randomise.
+    Raises Unsupported without a MuJoCo model, or if the environment reads or randomises arrays that C MuJoCo lacks.
     """
     inner = getattr(env, "unwrapped", env)
     model = model_of(inner)

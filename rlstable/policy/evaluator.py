@@ -57,13 +57,9 @@ class PolicySnapshot(NamedTuple):
 class Evaluator:
     """Plays evaluation episodes with one or more policies, always equally many, in several passes if memory is short.
 
-    Args:
-        play: Plays one episode per key, from (params, statistics, keys, key) to `Episodes`; JAX can trace it.
-        count: Number of episodes per policy.
-        compiling: Shows the user what is compiling.
-        report: Called as `report(kind, **fields)` with every event.
-        programs: Builder of the program; None for a new `Builder`.
-        limit: Bytes that the program may use; None to wait until the device refuses memory.
+    `play` is traced; it plays one episode per key, from (params, statistics, keys, key) to `Episodes`. `count` is per
+    policy. `report(kind, **fields)` gets every event. `limit` are bytes that the program may use; None to wait until
+    the device refuses memory.
     """
 
     def __init__(
