@@ -6,7 +6,7 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -75,7 +75,7 @@ def write_stablehlo(function: PolicyFunction, path: Path) -> Written:
     return Written(path, difference)
 
 
-def _largest_difference(function: PolicyFunction, call: Callable[[np.ndarray], Any], name: str) -> float:
+def _largest_difference(function: PolicyFunction, call: Callable[[np.ndarray], np.ndarray], name: str) -> float:
     """The largest difference of an action element; raises `ConfigError` if rounding does not explain it."""
     actual, single = np.asarray(call(function.samples)), np.asarray(call(function.samples[:1]))
     expected, nudged = function.actions(function.samples), function.actions(np.nextafter(function.samples, np.inf))

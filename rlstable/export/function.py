@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ class PolicyFunction:
     apply: Callable[[jax.Array], jax.Array]  # from float32 [B, observation_size] to [B, A]; JAX can trace it
     observation_size: int  # number of observation elements that the policy reads
     samples: np.ndarray  # observations to compare with, [1000, observation_size], spread over 0.1 to 10 deviations
-    metadata: dict[str, Any]  # of inputs, outputs and training for a user of the file, as JSON data
+    metadata: dict[str, object]  # of inputs, outputs and training for a user of the file, as JSON data
 
     def actions(self, observations: np.ndarray) -> np.ndarray:
         """Actions `[B, action_size]` for observations `[B, observation_size]`."""

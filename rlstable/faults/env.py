@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from rlstable.config import ConfigError
 from rlstable.config.faults import FaultConfig
+from rlstable.device.trees import Env, EnvState, Observation
 from rlstable.envs.vector import VectorEnv
 from rlstable.faults.injection import Injection, as_data
 from rlstable.guards.env import physics, physics_field
@@ -23,13 +24,13 @@ PROBES = _KEY, _PROBE = ("injection_key", "injection_probe")
 class FaultyEnv:
     """One environment with faults in its resets and steps."""
 
-    def __init__(self, env: Any, injection: Injection):
+    def __init__(self, env: Env, injection: Injection):
         self._env, self._injection = env, injection
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
-    def reset(self, rng: jax.Array) -> Any:
+    def reset(self, rng: jax.Array) -> EnvState:
         state = self._env.reset(rng)
         key, key_reset = jax.random.split(jax.random.fold_in(rng, 1))
         hit = self._injection.hits("reset", key_reset)
@@ -39,7 +40,7 @@ class FaultyEnv:
         info = {**state.info, _KEY: key, _PROBE: zero}
         return state.replace(info=info, metrics={**state.metrics, _PROBE: zero})
 
-    def step(self, state: Any, action: jax.Array) -> Any:
+    def step(self, state: EnvState, action: jax.Array) -> EnvState:
         injection, value = self._injection, self._injection.fault.value
         info = dict(state.info)
         key, probe = info.pop(_KEY), info.pop(_PROBE)
@@ -62,7 +63,7 @@ class FaultyEnv:
         )
 
 
-def _corrupt_physics(state: Any, names: tuple[str, ...], hit: jax.Array, value: jax.Array) -> Any:
+def _corrupt_physics(state: EnvState, names: tuple[str, ...], hit: jax.Array, value: jax.Array) -> EnvState:
     """Overwrites the first element of the named physics arrays, if the physics has them and the fault hits."""
     simulated = physics(state)
     arrays = {name: getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None}
@@ -70,7 +71,7 @@ def _corrupt_physics(state: Any, names: tuple[str, ...], hit: jax.Array, value: 
     return state.replace(**{physics_field(state): simulated.replace(**corrupted)}) if corrupted else state
 
 
-def _corrupt_observation(observation: Any, hit: jax.Array, value: jax.Array) -> Any:
+def _corrupt_observation(observation: Observation, hit: jax.Array, value: jax.Array) -> Observation:
     """Overwrites the first element of every part of the observation, if the fault hits."""
     return jax.tree.map(lambda x: x.at[..., 0].set(jnp.where(hit, value.astype(x.dtype), x[..., 0])), observation)
 

@@ -12,6 +12,7 @@ from typing import Any
 import imageio_ffmpeg
 import mujoco
 import numpy as np
+from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 
 from rlstable.render.framing import VIEW_ANGLE, Framing, frame_episode
@@ -45,7 +46,7 @@ def main(folder: Path) -> None:
     _encode(writer.close)
 
 
-def _encode(step: Callable[..., Any], *args: Any) -> None:
+def _encode(step: Callable[..., object], *args: object) -> None:
     """Runs a step of encoding. Exits with `EX_IOERR` on an error, so that `film` knows that OpenGL works."""
     try:
         step(*args)
@@ -54,7 +55,7 @@ def _encode(step: Callable[..., Any], *args: Any) -> None:
         sys.exit(os.EX_IOERR)
 
 
-def frames(model: Any, episode: dict[str, Any], width: int, height: int) -> Iterator[np.ndarray]:
+def frames(model: mujoco.MjModel, episode: dict[str, Any], width: int, height: int) -> Iterator[np.ndarray]:
     """The frames of an episode in real time, `[height, width, 3]` each; the last frame repeats for a second."""
     rewards, seconds = episode["rewards"], float(episode["seconds"])
     bodies = poses(model, episode["positions"])
@@ -77,7 +78,7 @@ class Painter:
     The floor replaces the model's own, and a sun the model's own lights, so that films of all models look alike.
     """
 
-    def __init__(self, model: Any, framing: Framing, width: int, height: int):
+    def __init__(self, model: mujoco.MjModel, framing: Framing, width: int, height: int):
         for geom in range(model.ngeom):
             if is_floor(model, geom):
                 model.geom_group[geom] = mujoco.mjNGROUP - 1  # hidden
@@ -104,7 +105,7 @@ class Painter:
     def close(self) -> None:
         self._renderer.close()
 
-    def _add_surroundings(self, scene: Any, target: np.ndarray) -> None:
+    def _add_surroundings(self, scene: mujoco.MjvScene, target: np.ndarray) -> None:
         floor, size, far = self._framing.floor, self._framing.size, 30 * self._framing.size
         middle = np.array([*np.round(target[:2] / floor.cell) * floor.cell, floor.height])
         plane, line = mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_LINE
@@ -126,7 +127,9 @@ class Painter:
         sun.ambient[:], sun.diffuse[:], sun.specular[:] = 0.0, 0.4, 0.2
 
 
-def _add_geom(scene: Any, kind: Any, size: Any, position: np.ndarray, turn: np.ndarray, colour: Any) -> Any:
+def _add_geom(
+    scene: mujoco.MjvScene, kind: int, size: ArrayLike, position: np.ndarray, turn: np.ndarray, colour: ArrayLike
+) -> mujoco.MjvGeom:
     geom = scene.geoms[scene.ngeom]
     mujoco.mjv_initGeom(geom, kind, np.array(size, float), position, turn.ravel(), np.array(colour, np.float32))
     scene.ngeom += 1

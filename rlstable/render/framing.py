@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -46,7 +45,7 @@ class Framing:
         return float(max(right / aspect, up) * _MARGIN / math.tan(math.radians(VIEW_ANGLE / 2)) + back)
 
 
-def frame_episode(model: Any, poses: np.ndarray, seconds: float) -> Framing:
+def frame_episode(model: mujoco.MjModel, poses: np.ndarray, seconds: float) -> Framing:
     """The camera of an episode. It follows a robot that travels, and stands still otherwise.
 
     `poses` are those of every body, `[T, nbody, 7]`, and `seconds` is the simulated time between two states.
@@ -66,7 +65,7 @@ def frame_episode(model: Any, poses: np.ndarray, seconds: float) -> Framing:
     return Framing(azimuth, elevation, half, np.broadcast_to(middle @ axes, (len(poses), 3)), floor)
 
 
-def _direction(model: Any, followed: int | None) -> tuple[float, float]:
+def _direction(model: mujoco.MjModel, followed: int | None) -> tuple[float, float]:
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
     hinges = model.jnt_type == mujoco.mjtJoint.mjJNT_HINGE
@@ -91,7 +90,7 @@ def _axes(azimuth: float, elevation: float) -> np.ndarray:
     return np.stack([right, np.cross(back, right), back])
 
 
-def _points(model: Any, poses: np.ndarray, followed: int | None) -> np.ndarray:
+def _points(model: mujoco.MjModel, poses: np.ndarray, followed: int | None) -> np.ndarray:
     """Corners of the boxes around the framed geoms, `[T, P, 3]`, metres.
 
     Of a robot that travels, only its own geoms are framed. Otherwise, all geoms but floors and backgrounds are.
@@ -108,7 +107,7 @@ def _points(model: Any, poses: np.ndarray, followed: int | None) -> np.ndarray:
     return np.concatenate([points, _corners(model, poses, fixed)], axis=1)
 
 
-def _corners(model: Any, poses: np.ndarray, geoms: list[int]) -> np.ndarray:
+def _corners(model: mujoco.MjModel, poses: np.ndarray, geoms: list[int]) -> np.ndarray:
     """Corners of the boxes around geoms, `[T, 8 geoms, 3]`, metres; without a geom, the bodies' positions."""
     if not geoms:
         return poses[:, :, :3]

@@ -8,7 +8,6 @@ import html
 import json
 import string
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -48,7 +47,7 @@ def _template() -> string.Template:
     return string.Template(Path(__file__).with_name("viewer.html").read_text(encoding="utf-8"))
 
 
-def _episode(recording: Recording, bodies: np.ndarray, framing: Framing) -> dict[str, Any]:
+def _episode(recording: Recording, bodies: np.ndarray, framing: Framing) -> dict[str, object]:
     return {
         "name": recording.name,
         "aborted": recording.aborted,
@@ -58,7 +57,7 @@ def _episode(recording: Recording, bodies: np.ndarray, framing: Framing) -> dict
     }
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: Part) -> dict[str, object]:
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in part._asdict().items()}
 
 

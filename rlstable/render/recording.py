@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import mujoco
 import numpy as np
 
 from rlstable.compilation.ffi import interruptible
@@ -14,7 +15,7 @@ from rlstable.compilation.programs import Builder
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import level
-from rlstable.device.trees import Params
+from rlstable.device.trees import Env, EnvState, Params, PyTree
 from rlstable.envs.episodes import Episodes, watch_episodes
 from rlstable.envs.mujoco_model import model_of
 from rlstable.guards.env import physics
@@ -52,7 +53,7 @@ class RecordedEpisodes:
     """Some episodes of one policy, best first."""
 
     title: str  # environment, physics backend and training step
-    model: Any  # the simulated `mujoco.MjModel`
+    model: mujoco.MjModel
     seconds: float  # simulated time per action
     recordings: tuple[Recording, ...]
 
@@ -64,7 +65,7 @@ class EpisodeRecorder:
         self,
         config: Config,
         networks: Networks,
-        env: Any,
+        env: Env,
         backend: str | None,
         episodes: int,
         compiling: Compiling = lambda name: contextlib.nullcontext(),
@@ -81,7 +82,7 @@ class EpisodeRecorder:
         self._compiled: Any = None
         vector = evaluation_env(config, env)
 
-        def play(params: Any, statistics: Any, key: jax.Array) -> tuple[Episodes, Any]:
+        def play(params: Params, statistics: Statistics, key: jax.Array) -> tuple[Episodes, PyTree]:
             key_policy, key_resets = jax.random.split(key)
             with self._precision.narrow():
                 policy = make_policy(config, networks, params, statistics)
@@ -144,11 +145,11 @@ def best_median_worst(episodes: Episodes) -> dict[str, int]:
     return {"best": int(order[0]), **median, "worst": int(order[-1])}
 
 
-def _drawable(state: Any) -> tuple[jax.Array, jax.Array]:
+def _drawable(state: EnvState) -> tuple[jax.Array, jax.Array]:
     """Positions and reward of a batched state."""
     simulated = physics(state)
     return (simulated.qpos if hasattr(simulated, "qpos") else simulated.q), state.reward
 
 
-def seconds_per_step(env: Any, model: Any) -> float:
+def seconds_per_step(env: Env, model: mujoco.MjModel) -> float:
     return float(getattr(env, "dt", model.opt.timestep))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
+from numpy.typing import ArrayLike
 
 _AROUND, _ALONG = 32, 16  # facets of round shapes
 _SQUARE = np.array([[-1.0, -1.0, 1.0], [1.0, -1.0, 1.0], [1.0, 1.0, 1.0], [-1.0, 1.0, 1.0]])
@@ -42,7 +43,7 @@ class Floor(NamedTuple):
     cell: float  # side of a cell of its grid, metres
 
 
-def make_scene(model: Any) -> tuple[list[Mesh], list[Part]]:
+def make_scene(model: mujoco.MjModel) -> tuple[list[Mesh], list[Part]]:
     """Meshes and parts of a `mujoco.MjModel`, without floors (see `floor_of`), sites, tendons and textures."""
     meshes: dict[Any, Mesh] = {}
     parts = []
@@ -60,7 +61,7 @@ def make_scene(model: Any) -> tuple[list[Mesh], list[Part]]:
     return list(meshes.values()), parts
 
 
-def poses(model: Any, positions: np.ndarray) -> np.ndarray:
+def poses(model: mujoco.MjModel, positions: np.ndarray) -> np.ndarray:
     """Poses of every body, float32 `[T, nbody, 7]`: position and unit quaternion."""
     data = mujoco.MjData(model)
     result = np.empty((len(positions), model.nbody, 7), np.float32)
@@ -71,7 +72,7 @@ def poses(model: Any, positions: np.ndarray) -> np.ndarray:
     return result
 
 
-def visible_geoms(model: Any) -> Iterator[tuple[int, np.ndarray]]:
+def visible_geoms(model: mujoco.MjModel) -> Iterator[tuple[int, np.ndarray]]:
     """Number and colour `[4]` of every geom that is drawn."""
     for geom in range(model.ngeom):
         colour = _colour(model, geom)
@@ -79,17 +80,17 @@ def visible_geoms(model: Any) -> Iterator[tuple[int, np.ndarray]]:
             yield geom, colour
 
 
-def kind_of(model: Any, geom: int) -> Any:
+def kind_of(model: mujoco.MjModel, geom: int) -> int:
     return mujoco.mjtGeom(model.geom_type[geom])
 
 
-def is_floor(model: Any, geom: int) -> bool:
+def is_floor(model: mujoco.MjModel, geom: int) -> bool:
     """Whether a geom is a level plane of the world, which `floor_of` replaces."""
     level = abs(model.geom_quat[geom][0]) > 0.999
     return bool(kind_of(model, geom) == mujoco.mjtGeom.mjGEOM_PLANE and model.geom_bodyid[geom] == 0 and level)
 
 
-def floor_of(model: Any, low: float, size: float) -> Floor:
+def floor_of(model: mujoco.MjModel, low: float, size: float) -> Floor:
     """The highest floor of a model, or a floor below a scene without one.
 
     `low` is the height of the robot's lowest point, and `size` the robot's size, in metres; a cell is smaller than it.
@@ -100,7 +101,7 @@ def floor_of(model: Any, low: float, size: float) -> Floor:
     return Floor(max(heights, default=low - 0.2 * size), float(cell))
 
 
-def followed_body(model: Any) -> int | None:
+def followed_body(model: mujoco.MjModel) -> int | None:
     """The robot that travels: the first body with a free joint or two slide joints; None without such a body.
 
     A body without a motor, such as an object that a fixed robot pushes, is not followed.
@@ -116,7 +117,7 @@ def followed_body(model: Any) -> int | None:
     return None
 
 
-def _shapes(model: Any, geom: int) -> list[tuple[Any, list[float], float]]:
+def _shapes(model: mujoco.MjModel, geom: int) -> list[tuple[Any, list[float], float]]:
     """Key, scale and place along the geom's axis of the meshes that make up a geom."""
     kinds, data = mujoco.mjtGeom, int(model.geom_dataid[geom])
     a, b, c = model.geom_size[geom].tolist()
@@ -140,7 +141,7 @@ def _shapes(model: Any, geom: int) -> list[tuple[Any, list[float], float]]:
     return []
 
 
-def _colour(model: Any, geom: int) -> np.ndarray:
+def _colour(model: mujoco.MjModel, geom: int) -> np.ndarray:
     material = model.geom_matid[geom]
     # A geom's colour overrides the colour of its material, unless it is MuJoCo's default, 0.5 grey.
     colour = np.array(model.geom_rgba[geom])
@@ -149,7 +150,7 @@ def _colour(model: Any, geom: int) -> np.ndarray:
     return colour
 
 
-def _mesh_of(model: Any, key: Any) -> Mesh:
+def _mesh_of(model: mujoco.MjModel, key: Any) -> Mesh:
     match key:
         case ("mesh", number):
             return _model_mesh(model, number)
@@ -184,18 +185,18 @@ def _revolved(outline: Any, normals: Any) -> Mesh:
     return _mesh(vertices, directions, np.stack([a, c, b, b, c, d], axis=-1).reshape(-1))
 
 
-def _mesh(vertices: Any, normals: Any, indices: Any) -> Mesh:
+def _mesh(vertices: ArrayLike, normals: ArrayLike, indices: ArrayLike) -> Mesh:
     return Mesh(np.asarray(vertices, np.float32), np.asarray(normals, np.float32), np.asarray(indices, np.uint32))
 
 
-def _model_mesh(model: Any, number: int) -> Mesh:
+def _model_mesh(model: mujoco.MjModel, number: int) -> Mesh:
     """A mesh asset with one normal per face, because MuJoCo indexes normals separately from vertices."""
     first, count = model.mesh_vertadr[number], model.mesh_vertnum[number]
     face, faces = model.mesh_faceadr[number], model.mesh_facenum[number]
     return _flat(model.mesh_vert[first : first + count][model.mesh_face[face : face + faces]])
 
 
-def _height_field(model: Any, number: int) -> Mesh:
+def _height_field(model: mujoco.MjModel, number: int) -> Mesh:
     rows, columns = model.hfield_nrow[number], model.hfield_ncol[number]
     x, y, top, _ = model.hfield_size[number]
     start = model.hfield_adr[number]
