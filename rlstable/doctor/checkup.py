@@ -19,7 +19,7 @@ from rlstable.device.seed_devices import device_count_for
 from rlstable.doctor import arithmetic
 from rlstable.doctor.arithmetic import Accuracy
 from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
-from rlstable.doctor.playing import actuator_reach, play, reward_size, second_episodes
+from rlstable.doctor.playing import actuator_reach, play, reward_size
 from rlstable.envs.mujoco_model import model_of
 from rlstable.io.versions import versions
 from rlstable.runner.setup import TrainingSetup
@@ -120,9 +120,6 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
             findings += reward_size(config, played)
             if played.controls is not None and model is not None and played.controls.shape[-1] == model.nu:
                 findings += actuator_reach(model, played.controls)
-            if config.env.may_keep_counters:
-                notify("playing two episodes in a row")
-                findings += second_episodes(config, env)
     except ConfigError:
         raise
     except Exception as error:  # any error here would also end training

@@ -1,4 +1,4 @@
-"""Checks that play an environment: scale of rewards, reach of actuators, and the second of two episodes."""
+"""Checks that play an environment: scale of rewards, and reach of actuators."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import numpy as np
 
 from rlstable.config import Config
 from rlstable.doctor.lints import Finding, names, short
-from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import physics
 from rlstable.supervise.diagnosis import misscaled_rewards
 
 _EPISODES = 16  # of random actions
 _STEPS = 100
 _SMALL_REACH = 0.1  # share of ctrlrange
-_LONGEST = 1000  # steps of an episode that is waited for
-_SHORT_SECOND = 0.1  # of the first episode's length
 
 
 class Played(NamedTuple):
@@ -86,37 +83,3 @@ def actuator_reach(model: Any, controls: Any) -> list[Finding]:
     what = f"actions of -1 to 1 reach {short(100.0 * least)} % of ctrlrange: the policy cannot use the actuator"
     advice = "scale the action in step: low + (action + 1) / 2 * (high - low), from actuator_ctrlrange"
     return [Finding("warning", "actuator reach", names(model, "actuator", weak), what, advice)]
-
-
-def second_episodes(config: Config, env: Any) -> list[Finding]:
-    """Warns if second episodes of random actions, reset as in training, end at once."""
-    length = min(config.env.episode_length, _LONGEST * config.env.action_repeat)
-    envs = VectorEnv(env, length, config.env.action_repeat, {})
-    if not jax.eval_shape(env.reset, jax.random.PRNGKey(0)).info:
-        return []
-    lengths = jax.jit(lambda key: _lengths(envs, env.action_size, key))(jax.random.PRNGKey(0))
-    first, second = map(float, lengths)
-    if not second <= max(_SHORT_SECOND * first, config.env.action_repeat) < first:
-        return []
-    means = f"{short(first)}, second ones of {short(second)}"
-    what = f"first episodes have a mean length of {means}: a reset does not restore info"
-    return [Finding("warning", "episodes", (), what, "set env.restore_info=true if step counts in info")]
-
-
-def _lengths(envs: VectorEnv, action_size: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean lengths of first and second episodes, over environments that ended both; NaN without any."""
-    key_reset, key_actions = jax.random.split(key)
-
-    def step(carry: tuple[Any, jax.Array], key: jax.Array) -> tuple[Any, None]:
-        state, lengths = carry
-        action = jax.random.uniform(key, (_EPISODES, action_size), minval=-1.0, maxval=1.0)
-        state = envs.step(state, action, None, key, {}).state
-        ended = (state.done > 0)[:, None]
-        first_free = jnp.cumsum(lengths == 0, axis=1) == 1
-        return (state, jnp.where(ended & first_free & (lengths == 0), state.info["steps"][:, None], lengths)), None
-
-    carry = (envs.reset(jax.random.split(key_reset, _EPISODES)), jnp.zeros((_EPISODES, 2)))
-    keys = jax.random.split(key_actions, 2 * envs.episode_length // envs.action_repeat)
-    (_, lengths), _ = jax.lax.scan(step, carry, keys)
-    first, second = jnp.mean(lengths, axis=0, where=jnp.all(lengths > 0, axis=1, keepdims=True))
-    return first, second
