@@ -24,7 +24,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test playground newest slow survival stability harm recovery tasks learn bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test playground newest slow survival stability harm tasks learn bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -55,9 +55,6 @@ stability: $(STAMP) ## Train every task far beyond solved: do policies stay good
 
 harm: $(STAMP) ## Train small environments with default guards and with none; an hour on a CPU, resumes where it stopped
 	$(BIN)/python -m scripts.harm $(ARGS)
-
-recovery: $(STAMP) ## Train at a rate far too high, with second attempts and without; half an hour on a CPU
-	$(BIN)/python -m scripts.recovery $(ARGS)
 
 # With MINUTES a new race starts; without it the newest sitting is continued.
 LIMIT = $(if $(MINUTES),--minutes $(MINUTES))
