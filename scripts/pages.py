@@ -45,10 +45,3 @@ def picture(path: Path, dpi: int = 130, tight: bool = True, **layout: Any) -> It
     yield figure, axes
     figure.savefig(path, dpi=dpi, bbox_inches="tight" if tight else None)
     plt.close(figure)
-
-
-def plain(axes: Any, label: str = "", size: int = 8) -> None:
-    """Gives axes a label, small text and no frame above and on the right."""
-    axes.set_xlabel(label, fontsize=8)
-    axes.tick_params(labelsize=size, which="both")
-    axes.spines[["top", "right"]].set_visible(False)

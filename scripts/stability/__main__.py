@@ -11,7 +11,7 @@ of docs/stability.jsonl, and is not trained again. Delete the rows that a change
 import dataclasses
 import itertools
 import json
-import subprocess
+import math
 import sys
 import tempfile
 import time
@@ -26,7 +26,7 @@ from rlstable.config import ConfigError
 from rlstable.envs.load import load_env
 from scripts import results
 from scripts.bench.leg import brax_settings
-from scripts.process import ROOT, environment, last_line
+from scripts.process import ROOT, environment, watch
 from scripts.results import Row
 from scripts.rivals import brax_rival
 from scripts.stability import page as stability_page
@@ -111,16 +111,14 @@ def missing(rows: Sequence[Row], task: str, side: str, seeds: range) -> range:
 
 
 def train(task: str, side: str, seeds: range) -> list[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
+    with tempfile.TemporaryDirectory() as name:
+        run = Path(name) / "run"
         about = [f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}"]
         command = [sys.executable, "-m", "rlstable.train", *settings_of(task, side), *_QUIET, *about]
-        env = environment(PYTHONPATH=str(ROOT))
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        done = watch(command, environment(PYTHONPATH=str(ROOT)), Path(name), math.inf)
         folders = [run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds]
         if not all((own / "result.json").exists() for own in folders):
-            message = last_line(done.stderr) or last_line(done.stdout) or "no output"
-            raise ConfigError(f"{task} {side}: exit code {done.returncode}, {message}")
+            raise ConfigError(f"{task} {side}: exit code {done.code}, {done.last_line or 'no output'}")
         return [seed_row(own, seed) for own, seed in zip(folders, seeds, strict=True)]
 
 

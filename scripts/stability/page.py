@@ -218,7 +218,8 @@ def draw(by: Rows, names: Sequence[str], path: Path) -> None:
                 if rows := by.get((name, side), []):
                     _draw_side(axes, rows, colour, TITLES[side])
             axes.set_title(name, fontsize=9)
-            pages.plain(axes, size=7)
+            axes.tick_params(labelsize=7, which="both")
+            axes.spines[["top", "right"]].set_visible(False)
         for axes in grid[:, 0]:
             axes.set_ylabel("return", fontsize=8)
         for axes in grid[-1]:
