@@ -26,7 +26,6 @@ from scripts.results import Row
 
 SIDES = ("off", "default")
 STEPS = 200_000
-ALLOWED = 0.05  # share of what training without guards gains over the action 0
 PPO = {"num_envs": 32, "batch_size": 32, "num_minibatches": 8, "unroll_length": 16, "learning_rate": 1e-3}
 
 
@@ -103,21 +102,13 @@ def line_of(rows: Sequence[Row], name: str) -> list[str]:
 
 def write_page(rows: Sequence[Row], path: Path) -> None:
     lines = [line for name in CASES if (line := line_of(rows, name))]
-    path.write_text(_TEXT + "\n".join(pages.table(_HEADER, lines, (0, 1))) + "\n")
+    pages.fill(path, {"results": "\n".join(pages.table(_HEADER, lines, (0, 1)))})
 
 
 _HEADER = (
     "case", "environment", "seeds", "action 0", "off", "off, least", "default", "default, least", "difference [95 %]",
     "trips / rollbacks",
 )  # fmt: skip
-_TEXT = f"""# Default guards beside none, on {len(CASES)} small environments
-
-No guard or limiter may cost return. `make harm` trains each environment of `scripts/harm/environments.py` with
-`guards=default` and with `guards=off`, {STEPS:,} steps, eight seeds in one program, and evaluates the last policy, not
-the best one. *Difference* is the gain of return with guards over the gain without, paired by seed; a case whose whole
-interval is below -{100 * ALLOWED:.0f} % is a defect. A lost seed, whose policy is not finite, counts as the action 0.
-
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
