@@ -36,10 +36,7 @@ MODEL = """
 class Stick(PipelineEnv):
     """A stick with small random first positions and velocities; the reward is the height of its tip.
 
-    Args:
-        gear: Of the motor.
-        reads: Further fields of the physics state in the observation.
-        backend: Name of the backend in Brax.
+    The observation also has the fields `reads` of the physics state.
     """
 
     def __init__(self, gear: float = 3.0, reads: tuple[str, ...] = (), backend: str = "mjx", n_frames: int = 4):

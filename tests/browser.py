@@ -16,17 +16,11 @@ _ARGUMENTS = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swifts
 
 
 class Opened(NamedTuple):
-    """An open page.
+    """An open page."""
 
-    Attributes:
-        page: Playwright's.
-        requests: Addresses it asked for, itself left out.
-        complaints: What was written to its console as a warning or an error, and uncaught errors.
-    """
-
-    page: Any
-    requests: list[str]
-    complaints: list[str]
+    page: Any  # Playwright's
+    requests: list[str]  # addresses that the page asked for, itself left out
+    complaints: list[str]  # warnings and errors on the page's console, and uncaught errors
 
     @property
     def overflow(self) -> int:

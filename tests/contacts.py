@@ -91,13 +91,10 @@ def touch_all(q: jax.Array, bad: jax.Array, contacts: Contacts) -> Contacts:
 
 
 class Touching(PointMass):
-    """`PointMass` with one contact per environment.
+    """`PointMass` with one contact per environment, in arrays of the length `naconmax`.
 
-    Args:
-        naconmax: Length of the contact arrays.
-        bad_at: Age at which the contact of an environment with `info["chosen"]` is not a number; 0 for never. All else
-            stays finite. The age, `force`, is 1 at the first state.
-        **kwargs: Arguments of `PointMass`.
+    At the age `bad_at`, only the contact of environments with `info["chosen"]` is not a number; 0 for never. The age,
+    `force`, is 1 at the first state.
     """
 
     def __init__(self, naconmax: int = 12, bad_at: int = 0, **kwargs: Any):

@@ -14,11 +14,7 @@ _COPY = re.compile(r"= [a-z]+(\d+)\[([\d,]*)\]\S* copy\(")
 
 
 def copies_in_loops(text: str) -> dict[int, list[int]]:
-    """Bytes of every `copy` inside a loop, by the number of enclosing loops.
-
-    Args:
-        text: A compiled program, `compiled.as_text()`.
-    """
+    """Bytes of every `copy` inside a loop of `compiled.as_text()`, by the number of enclosing loops."""
     copies: dict[str, list[int]] = collections.defaultdict(list)
     called: dict[str, set[tuple[str, bool]]] = collections.defaultdict(set)
     own, entry = "", ""
@@ -52,11 +48,7 @@ def copies_in_loops(text: str) -> dict[int, list[int]]:
 
 
 def kernels_of_sgd_step(text: str) -> int:
-    """Kernels of one SGD step, which is the loop body with the matrix products of `learn`.
-
-    Args:
-        text: A compiled iteration, `compiled.as_text()`.
-    """
+    """Kernels of one SGD step of an iteration, which is the loop body with the matrix products of `learn`."""
     kernels: collections.Counter[str] = collections.Counter()
     products: set[str] = set()
     bodies: set[str] = set()

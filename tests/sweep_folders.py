@@ -9,13 +9,7 @@ from typing import Any
 
 
 def add_run(folder: Path, curve: Mapping[int, float] | None = None, **settings: Any) -> None:
-    """Writes the configuration and the evaluations of a run.
-
-    Args:
-        folder: The run folder.
-        curve: Returns by step.
-        settings: Settings in `config.yaml`.
-    """
+    """Writes the configuration and the evaluations of a run; `curve` is returns by step."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(json.dumps({"env": {"name": "ant"}, **settings}))
     rows = [{"step": step, "eval/episode_reward": value} for step, value in (curve or {}).items()]

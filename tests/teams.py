@@ -32,32 +32,19 @@ def without_cluster() -> dict[str, str]:
 
 
 class Team:
-    """Processes on this machine.
-
-    Args:
-        run_dir: The run folder; the output of process `i` is the file `<run_dir>.<i>.log`.
-        args: Arguments of the command.
-        processes: Number of processes; 1 starts an ordinary run.
-        devices: CPU devices of each process.
-        moments: Moment of `deadly.py` of some processes, by their number.
-        own_args: Arguments of single processes, by their number.
-        own_paths: Folders of modules of single processes, by their number.
-
-    Attributes:
-        seconds_after_first_end: Seconds from the first to the last end of a process.
-    """
+    """Processes on this machine; one process is an ordinary run. Process `i` prints to `<run_dir>.<i>.log`."""
 
     def __init__(
         self,
         run_dir: Path,
         args: Sequence[str] = (),
         processes: int = 2,
-        devices: int = 2,
-        moments: dict[int, dict[str, Any]] | None = None,
-        own_args: dict[int, list[str]] | None = None,
-        own_paths: dict[int, Path] | None = None,
+        devices: int = 2,  # of each process
+        moments: dict[int, dict[str, Any]] | None = None,  # of `deadly.py`, by number of the process
+        own_args: dict[int, list[str]] | None = None,  # by number of the process
+        own_paths: dict[int, Path] | None = None,  # folders of modules, by number of the process
     ):
-        self.seconds_after_first_end = 0.0
+        self.seconds_after_first_end = 0.0  # from the first to the last end of a process
         address = f"localhost:{free_port()}"
         environment = (
             without_cluster() | quick_environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
@@ -84,11 +71,7 @@ class Team:
                 )  # fmt: skip
 
     def ends(self, patience: float = _PATIENCE) -> list[int]:
-        """The exit codes of the processes; a negative number is a signal.
-
-        Args:
-            patience: Seconds after which the processes are killed.
-        """
+        """The exit codes of the processes, killed after `patience` seconds; a negative number is a signal."""
         deadline, first = time.monotonic() + patience, None
         try:
             while any(running := [process.poll() is None for process in self.processes]):

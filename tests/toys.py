@@ -70,16 +70,8 @@ class State:
 class PointMass:
     """A point pushed in the plane; the episode ends when it leaves a circle.
 
-    The end is a comparison, as in Brax, so NaN does not end an episode.
-
-    Args:
-        bound: Radius of the circle.
-        fault: Where a bad number appears, one of `FAULTS`; None for a healthy environment. Bad physics stays bad and
-            is seen in the observation and the reward; the others last for one step.
-        probability: Of a fault, per step.
-        value: The bad number.
-        named: Whether observations are a dictionary `{"state", "privileged_state"}` instead of an array.
-        bad_resets: Share of the resets that give a bad observation.
+    The end is a comparison, as in Brax, so NaN does not end an episode. Bad physics stays bad and is seen in the
+    observation and the reward; other faults last for one step.
     """
 
     action_size = 2
@@ -87,12 +79,12 @@ class PointMass:
 
     def __init__(
         self,
-        bound: float = 1.5,
-        fault: str | None = None,
-        probability: float = 0.05,
-        value: float = float("nan"),
-        named: bool = False,
-        bad_resets: float = 0.0,
+        bound: float = 1.5,  # radius of the circle
+        fault: str | None = None,  # one of `FAULTS`
+        probability: float = 0.05,  # of a fault, per step
+        value: float = float("nan"),  # the bad number
+        named: bool = False,  # whether observations are a dictionary `{"state", "privileged_state"}`
+        bad_resets: float = 0.0,  # share of the resets that give a bad observation
     ):
         if fault is not None and fault not in FAULTS:
             raise ValueError(f"fault: {fault!r} is none of {', '.join(FAULTS)}")
@@ -156,10 +148,8 @@ class PointMass:
 class Target:
     """The best action is 0.6 for every observation; the reward is 1 minus twice the distance, at least 0.
 
-    About twenty tiny iterations learn it. A policy whose actions stay at their bounds earns almost nothing.
-
-    Args:
-        drop_at: Steps, counted over automatic resets, after which rewards are halved; 0 for never.
+    About twenty tiny iterations learn it. A policy whose actions stay at their bounds earns almost nothing. Rewards are
+    halved after `drop_at` steps, counted over automatic resets; 0 for never.
     """
 
     action_size = 1
@@ -192,9 +182,7 @@ class NamedPointMass(PointMass):
 def tiny_config(guards: Mapping[str, Any] | None = None, **sections: Any) -> config.Config:
     """A tiny run: 8 environments, 16 unrolls of 4 steps, 2 minibatches, 2 epochs, no recovery, no incidents.
 
-    Args:
-        guards: The guards section; by default all guards are off.
-        **sections: Other sections; `env`, `ppo` and `network` are merged with the defaults here.
+    By default all guards are off. The sections `env`, `ppo` and `network` are merged with the defaults here.
     """
     ppo = {
         "num_envs": 8, "batch_size": 8, "num_minibatches": 2, "num_updates_per_batch": 2, "unroll_length": 4,
@@ -275,9 +263,8 @@ def equations(jaxpr: Any, inside: tuple[Any, ...] = ()) -> Iterator[tuple[Any, t
 def experience(networks: Networks, steps: int, rows: int, named: bool = False, seed: int = 0) -> tuple[Any, ...]:
     """Random experience `[T, B]`, drawn by NumPy, which compiles nothing.
 
-    Returns:
-        Parameters, observation statistics, `Collected` data with truncations and terminations but without a mask, the
-        slightly different parameters that collected the data, and noise for the entropy estimate.
+    The result is parameters, observation statistics, `Collected` data with truncations and terminations but without a
+    mask, the slightly different parameters that collected the data, and noise for the entropy estimate.
     """
     rng = np.random.default_rng(seed)
 

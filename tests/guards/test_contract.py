@@ -67,44 +67,26 @@ SWITCHES = [name for name in GuardsConfig.model_fields if name not in ("limiters
 
 
 class Fault(NamedTuple):
-    """One place where a number may go bad.
+    """One place where a number may go bad."""
 
-    Attributes:
-        cause: Cause that the guard counts.
-        put: Puts a bad number into a context; at sites that judge samples, into sample `Row.at`.
-        values: Bad numbers that are rejected and counted.
-        lets: Large numbers that are accepted.
-        unsaid: Bad numbers that are rejected and counted by another guard.
-    """
-
-    cause: str
-    put: Callable[[Any, float], Any]
-    values: tuple[float, ...] = BAD
-    lets: tuple[float, ...] = ()
-    unsaid: tuple[float, ...] = ()
+    cause: str  # that the guard counts
+    put: Callable[[Any, float], Any]  # puts a bad number into a context; at sites that judge samples, into `Row.at`
+    values: tuple[float, ...] = BAD  # bad numbers that are rejected and counted
+    lets: tuple[float, ...] = ()  # large numbers that are accepted
+    unsaid: tuple[float, ...] = ()  # bad numbers that are rejected and counted by another guard
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A guard, a healthy context, and its faults.
+    """A guard, a healthy context, and its faults."""
 
-    Attributes:
-        guard: With its default configuration.
-        healthy: Makes a context from a seed.
-        faults: The places of bad numbers.
-        at: Index of the faulty sample; () if the verdict is a scalar, the same on all devices.
-        used: The values that the caller uses, from the verdict and from the previous values.
-        start: First state, if the state of `init` rejects nothing yet.
-        learns: Whether healthy values change the memory.
-    """
-
-    guard: Any
-    healthy: Callable[[int], Any]
+    guard: Any  # with its default configuration
+    healthy: Callable[[int], Any]  # makes a context from a seed
     faults: tuple[Fault, ...]
-    at: tuple[int, ...]
-    used: Callable[[Verdict, Any], Any]
-    start: GuardState | None = None
-    learns: bool = False
+    at: tuple[int, ...]  # index of the faulty sample; () if the verdict is a scalar, the same on all devices
+    used: Callable[[Verdict, Any], Any]  # the values that the caller uses, from the verdict and the previous values
+    start: GuardState | None = None  # first state, if the state of `init` rejects nothing yet
+    learns: bool = False  # whether healthy values change the memory
 
     @property
     def state(self) -> GuardState:

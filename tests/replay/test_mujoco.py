@@ -41,12 +41,7 @@ def test_replay_of_exploding_physics_agrees_in_all_engines(tmp_path: Path) -> No
 
 
 class WildPendulum(InvertedPendulum):
-    """An inverted pendulum in MJX whose motor is far too strong for its integrator.
-
-    Args:
-        gain: What the motor's gain is multiplied by.
-        backend: Of Brax.
-    """
+    """An inverted pendulum in MJX whose motor is `gain` times too strong for its integrator."""
 
     def __init__(self, gain: float = 1e7, backend: str = "mjx", **kwargs: Any):
         super().__init__(backend=backend, **kwargs)

@@ -62,23 +62,14 @@ def scripted(*bad: int, **more: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """The end of a run.
+    """The end of a run."""
 
-    Attributes:
-        reason: Name of the stop reason.
-        iterations: Iterations trained, rolled back ones not counted.
-        story: See `running.story`.
-        saved: Iterations of the checkpoints; None if they do not matter.
-        advice: Part of the advice.
-        warnings: Names of the warnings.
-    """
-
-    reason: str
-    iterations: int
-    story: tuple[str, ...] = ()
-    saved: list[int] | None = None
-    advice: str = ""
-    warnings: tuple[str, ...] = ()
+    reason: str  # name of the stop reason
+    iterations: int  # trained, rolled back ones not counted
+    story: tuple[str, ...] = ()  # see `running.story`
+    saved: list[int] | None = None  # iterations of the checkpoints; None if they do not matter
+    advice: str = ""  # part of the advice
+    warnings: tuple[str, ...] = ()  # names of the warnings
 
 
 def first(count: int) -> list[int]:
