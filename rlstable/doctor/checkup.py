@@ -6,9 +6,9 @@ import dataclasses
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from rlstable.compilation.xla import check_flags, enable_program_cache
 from rlstable.config import Config, ConfigError
@@ -176,7 +176,7 @@ def precision_findings(config: Config, products: dict[str, Accuracy]) -> list[Fi
     return found
 
 
-def _memory(config: Config, setup: TrainingSetup, mesh: Any, compiles: bool, notify: Callable[[str], None]) -> Memory:
+def _memory(config: Config, setup: TrainingSetup, mesh: Mesh, compiles: bool, notify: Callable[[str], None]) -> Memory:
     notify("tracing the environment")
     shapes = setup.shapes()
     needs = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -218,7 +218,7 @@ def candidates(model: mujoco.MjModel) -> Pairs:
     return list(found)
 
 
-def _moves(model: Any, geom: int) -> bool:
+def _moves(model: mujoco.MjModel, geom: int) -> bool:
     return bool(model.body_weldid[model.geom_bodyid[geom]])
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import mujoco
 import numpy as np
 
 from rlstable.config import Config
@@ -64,18 +65,18 @@ def reward_size(config: Config, played: Played) -> list[Finding]:
     return [Finding("warning", "rewards", (), f"{what}, far from 1", remedy)]
 
 
-def actuator_reach(model: Any, controls: Any) -> list[Finding]:
+def actuator_reach(model: mujoco.MjModel, controls: jax.Array) -> list[Finding]:
     """Finds actuators of a model that the policy's actions can hardly command.
 
     Actions are in ±1. An environment that passes them to motors of ±40 uses 2.5 % of the motors' strength. A motor that
     no action moves may be locked on purpose, so it is no finding.
     """
-    controls = np.asarray(controls, np.float64).reshape(-1, model.nu)
-    controls = controls[np.isfinite(controls).all(axis=1)]
-    if not len(controls):
+    known = np.asarray(controls, np.float64).reshape(-1, model.nu)
+    known = known[np.isfinite(known).all(axis=1)]
+    if not len(known):
         return []
     low, high = model.actuator_ctrlrange.T
-    share = np.ptp(np.clip(controls, low, high), axis=0) / np.maximum(high - low, 1e-12)
+    share = np.ptp(np.clip(known, low, high), axis=0) / np.maximum(high - low, 1e-12)
     weak = [i for i in range(model.nu) if model.actuator_ctrllimited[i] and 0.0 < share[i] < _SMALL_REACH]
     if not weak:
         return []

@@ -16,7 +16,7 @@ _MOST_NAMES = 4
 _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
-def sections(report: Report) -> list[tuple[str, Any]]:
+def sections(report: Report) -> list[tuple[str, Table | Text]]:
     return [
         ("Machine", _pairs([(name, line) for name, line in report.machine.items() if line])),
         ("Matrix products", _products(report)),
@@ -58,7 +58,7 @@ def _memory(memory: Memory | None) -> Table:
     return _pairs([*rows, ("limit", limit), ("an environment", state), ("ppo.num_envs", envs)])
 
 
-def _findings(report: Report) -> Any:
+def _findings(report: Report) -> Table | Text:
     if not report.findings:
         return Text("  no findings")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))

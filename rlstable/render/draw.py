@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import imageio_ffmpeg
 import mujoco
@@ -55,7 +54,7 @@ def _encode(step: Callable[..., object], *args: object) -> None:
         sys.exit(os.EX_IOERR)
 
 
-def frames(model: mujoco.MjModel, episode: dict[str, Any], width: int, height: int) -> Iterator[np.ndarray]:
+def frames(model: mujoco.MjModel, episode: dict[str, np.ndarray], width: int, height: int) -> Iterator[np.ndarray]:
     """The frames of an episode in real time, `[height, width, 3]` each; the last frame repeats for a second."""
     rewards, seconds = episode["rewards"], float(episode["seconds"])
     bodies = poses(model, episode["positions"])
@@ -128,7 +127,12 @@ class Painter:
 
 
 def _add_geom(
-    scene: mujoco.MjvScene, kind: int, size: ArrayLike, position: np.ndarray, turn: np.ndarray, colour: ArrayLike
+    scene: mujoco.MjvScene,
+    kind: mujoco.mjtGeom,
+    size: ArrayLike,
+    position: np.ndarray,
+    turn: np.ndarray,
+    colour: ArrayLike,
 ) -> mujoco.MjvGeom:
     geom = scene.geoms[scene.ngeom]
     mujoco.mjv_initGeom(geom, kind, np.array(size, float), position, turn.ravel(), np.array(colour, np.float32))

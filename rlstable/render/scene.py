@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
@@ -13,6 +13,7 @@ _AROUND, _ALONG = 32, 16  # facets of round shapes
 _SQUARE = np.array([[-1.0, -1.0, 1.0], [1.0, -1.0, 1.0], [1.0, 1.0, 1.0], [-1.0, 1.0, 1.0]])
 _INFINITE_PLANE = 100.0  # metres to each side that are drawn of an infinite plane
 UNBOUNDED = (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD)  # kinds of geoms that are ground
+Key = str | tuple[str, int]  # of a mesh: a shape, or an asset of the model and its number
 _GROUPS_SHOWN = 3  # MuJoCo's viewers show geoms of groups 0 to 2 by default
 
 
@@ -45,7 +46,7 @@ class Floor(NamedTuple):
 
 def make_scene(model: mujoco.MjModel) -> tuple[list[Mesh], list[Part]]:
     """Meshes and parts of a `mujoco.MjModel`, without floors (see `floor_of`), sites, tendons and textures."""
-    meshes: dict[Any, Mesh] = {}
+    meshes: dict[Key, Mesh] = {}
     parts = []
     for geom, colour in visible_geoms(model):
         if is_floor(model, geom):
@@ -80,7 +81,7 @@ def visible_geoms(model: mujoco.MjModel) -> Iterator[tuple[int, np.ndarray]]:
             yield geom, colour
 
 
-def kind_of(model: mujoco.MjModel, geom: int) -> int:
+def kind_of(model: mujoco.MjModel, geom: int) -> mujoco.mjtGeom:
     return mujoco.mjtGeom(model.geom_type[geom])
 
 
@@ -117,7 +118,7 @@ def followed_body(model: mujoco.MjModel) -> int | None:
     return None
 
 
-def _shapes(model: mujoco.MjModel, geom: int) -> list[tuple[Any, list[float], float]]:
+def _shapes(model: mujoco.MjModel, geom: int) -> list[tuple[Key, list[float], float]]:
     """Key, scale and place along the geom's axis of the meshes that make up a geom."""
     kinds, data = mujoco.mjtGeom, int(model.geom_dataid[geom])
     a, b, c = model.geom_size[geom].tolist()
@@ -150,7 +151,7 @@ def _colour(model: mujoco.MjModel, geom: int) -> np.ndarray:
     return colour
 
 
-def _mesh_of(model: mujoco.MjModel, key: Any) -> Mesh:
+def _mesh_of(model: mujoco.MjModel, key: Key) -> Mesh:
     match key:
         case ("mesh", number):
             return _model_mesh(model, number)
@@ -172,14 +173,14 @@ def _mesh_of(model: mujoco.MjModel, key: Any) -> Mesh:
     return _revolved(rims, [[0, 1], [0, 1], [1, 0], [1, 0], [0, -1], [0, -1]])
 
 
-def _revolved(outline: Any, normals: Any) -> Mesh:
+def _revolved(outline: ArrayLike, normals: ArrayLike) -> Mesh:
     """The mesh of an outline around the third axis: radii and heights of its points, `[N, 2]`, and their normals."""
     turn = np.linspace(0, 2 * np.pi, _AROUND + 1)
     around = np.stack([np.cos(turn), np.sin(turn), np.ones_like(turn)], axis=1)
     vertices, directions = (
         (np.asarray(points, float)[:, None][..., [0, 0, 1]] * around).reshape(-1, 3) for points in (outline, normals)
     )
-    ring, point = np.meshgrid(np.arange(len(outline) - 1), np.arange(_AROUND), indexing="ij")
+    ring, point = np.meshgrid(np.arange(len(np.asarray(outline)) - 1), np.arange(_AROUND), indexing="ij")
     a = ring * (_AROUND + 1) + point
     b, c, d = a + 1, a + _AROUND + 1, a + _AROUND + 2
     return _mesh(vertices, directions, np.stack([a, c, b, b, c, d], axis=-1).reshape(-1))

@@ -7,7 +7,6 @@ import html
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason
 
@@ -30,11 +29,11 @@ def _template() -> string.Template:
     return string.Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     return html.escape(str(value))
 
 
-def code(value: Any) -> str:
+def code(value: object) -> str:
     return f"<code>{text(value)}</code>"
 
 
@@ -68,12 +67,12 @@ def swatch(index: int) -> str:
     return f'<span class="swatch b{index % COLOURS}"></span>'
 
 
-def stop_reason(result: Mapping[str, Any] | None) -> str:
+def stop_reason(result: Mapping[str, object] | None) -> str:
     """The name of a run's stop reason; `not ended` without a result."""
     return "not ended" if result is None else str(result.get("stop_reason"))
 
 
-def coloured_ending(result: Mapping[str, Any] | None) -> str:
+def coloured_ending(result: Mapping[str, object] | None) -> str:
     """The stop reason in its colour as HTML, with the meaning as tooltip."""
     known = StopReason.__members__.get(stop_reason(result))
     meaning = "the run is still running, or was killed" if result is None else known.meaning if known else ""

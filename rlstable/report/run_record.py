@@ -160,7 +160,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     return rows, torn
 
 
-def is_number(value: Any, most: float = _MOST) -> bool:
+def is_number(value: object, most: float = _MOST) -> bool:
     """Whether a value is a number that can be drawn."""
     # NaN and infinity fail this comparison. It works for integers of any length.
     return isinstance(value, int | float) and not isinstance(value, bool) and -most < value < most

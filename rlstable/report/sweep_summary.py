@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
@@ -23,7 +23,7 @@ class SweepSummary(Callback):
 
     exit_codes: ClassVar[list[int]] = []  # of the last sweep's jobs, which may have run in other processes
 
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+    def on_multirun_end(self, config: DictConfig, **_: object) -> None:
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -70,7 +70,7 @@ def _best(sweep_dir: Path) -> list[str]:
     ]
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
