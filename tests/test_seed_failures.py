@@ -82,6 +82,7 @@ def test_orbit_explodes_or_gets_nan_deviations_only_without_guards() -> None:
         assert sum(metrics.trips["reward_outlier"][0] for metrics in history) > 10
 
 
+@pytest.mark.slow
 def test_trellis_is_survived_with_guards() -> None:
     """The fault strikes while second moments are small."""
     ppo, state = armed(tiny_config(guards={}, fault=NEVER), PointMass())

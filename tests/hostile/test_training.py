@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from rlstable.io.run_folder import read_result
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+# Each attack compiles a program; `tests/runs/test_endings.py` has the storms of every day.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile", "shared_programs")]
 Attack = Callable[[State, jax.Array], State]
 
 
@@ -78,10 +79,6 @@ class Hostile(PointMass):
 
 ITERATIONS = 12
 
-# Not marked slow. Each attack compiles a program.
-QUICK = ("every reward is NaN",)
-QUICK_SETTINGS: tuple[str, ...] = ()
-
 NEVER_TRAINED = (
     "every reward is NaN", "every reward is infinite", "every reward is 1e30", "every observation is NaN",
     "observations are the greatest float32", "done is NaN", "the physics is NaN in every step", "a metric is infinite",
@@ -122,11 +119,7 @@ def train(folder: Path, attack: str = "", bad_resets: float = 0.0, ppo: Any = No
     return result
 
 
-def _marked(attacks: Iterable[str], quick: Sequence[str]) -> list[Any]:
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in attacks]
-
-
-@pytest.mark.parametrize("attack", _marked(ATTACKS, QUICK))
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_run_in_a_hostile_environment_ends_with_a_stop_reason_and_finite_parameters(
     tmp_path: Path, attack: str
 ) -> None:
@@ -135,11 +128,10 @@ def test_run_in_a_hostile_environment_ends_with_a_stop_reason_and_finite_paramet
     assert result.stop_reason.succeeded is (attack not in NEVER_TRAINED)
 
 
-@pytest.mark.parametrize("settings", _marked(SETTINGS, QUICK_SETTINGS))
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_run_with_hostile_settings_ends_with_a_stop_reason_and_finite_parameters(tmp_path: Path, settings: str) -> None:
     train(tmp_path, ppo=SETTINGS[settings])
 
 
-@pytest.mark.slow
 def test_run_completes_with_nine_of_ten_resets_bad(tmp_path: Path) -> None:
     assert train(tmp_path, bad_resets=0.9).stop_reason is StopReason.completed
