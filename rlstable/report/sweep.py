@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.config import ConfigError
-from rlstable.io.outcome import outcome_of
+from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.io.run_folder import read_overrides, read_result, seed_folders, seed_of
 from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
 from rlstable.report.markup import stop_reason
@@ -51,6 +51,11 @@ class Job:
             return read_record(self.folder)
         except ConfigError:
             return None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the job, so far if it has not ended."""
+        return self.record.outcome if self.result is None and self.record is not None else outcome_of(self.result)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,17 +1,15 @@
-"""The page about a sweep: the best setting, learning curves, all settings over their seeds, and all runs."""
+"""The page about a sweep: the best setting, learning curves, and all settings with their runs."""
 
 from __future__ import annotations
 
 import html
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.report.chart import Line, chart, mean_of
-from rlstable.report.markup import COLOURS, coloured_ending, document, number, stop_reason, swatch, table, text
+from rlstable.report.markup import COLOURS, coloured_ending, document, number, swatch, table, text
 from rlstable.report.run_record import RETURN
 from rlstable.report.sweep import Job, Setting, Values, interval, no_best, settings_of, varied_keys
 
@@ -31,8 +29,7 @@ def sweep_page(folder: Path, jobs: Sequence[Job], page_folder: Path | None = Non
         f'<p class="sub">{text(about)}</p>',
         _best(jobs, settings, varied),
         _curves(settings[:COLOURS], varied, len(settings)),
-        _settings(settings, varied, swatches),
-        _runs(jobs, varied, swatches, page_folder or folder),
+        _settings(settings, varied, swatches, page_folder or folder),
     ]
     return document(title, parts)
 
@@ -81,20 +78,24 @@ def _curves(drawn: Sequence[Setting], varied: Sequence[str], count: int) -> str:
     return f'<figure class="card large{" many" * (len(lines) > 4)}" style="margin-top:12px">{caption}{svg}</figure>'
 
 
-def _settings(settings: Sequence[Setting], varied: Sequence[str], swatches: dict[Values, str]) -> str:
-    head = [*map(text, varied or ["setting"]), "seeds", "return", "95 % interval", "stop reasons", "trips", "rollbacks"]
+def _settings(
+    settings: Sequence[Setting], varied: Sequence[str], swatches: dict[Values, str], page_folder: Path
+) -> str:
+    head = [*map(text, varied or ["setting"]), "return", "95 % interval", "runs", "trips", "rollbacks"]
     rows = []
     for setting in settings:
         values, records = dict(setting.values), [job.record for job in setting.jobs if job.record is not None]
         names = [text(values.get(key, "–")) for key in varied] or ["all runs"]
         names[0] = swatches.get(setting.values, "") + names[0]
-        endings = Counter(stop_reason(job.result) for job in setting.jobs)
-        coloured = {stop_reason(job.result): coloured_ending(job.result) for job in setting.jobs}
+        runs = [
+            f'<span class="whole"><a href="{_link(job, page_folder)}">{text(job.name)}</a> '
+            f"{coloured_ending(job.result)} {number(job.outcome.value)}</span>"
+            for job in setting.jobs
+        ]
         row = [
-            f"{len(setting.jobs):,}",
             number(setting.iqm and setting.iqm.value),
             interval(setting.iqm),
-            "<br>".join(f'<span class="whole">{coloured[name]} {count:,}</span>' for name, count in endings.items()),
+            "<br>".join(runs),
             f"{sum(record.trip_count for record in records):,.0f}",
             f"{sum(record.last('supervise/rollbacks') or 0.0 for record in records):,.0f}",
         ]
@@ -107,33 +108,9 @@ def _settings(settings: Sequence[Setting], varied: Sequence[str], swatches: dict
     )
 
 
-def _runs(jobs: Sequence[Job], varied: Sequence[str], swatches: dict[Values, str], page_folder: Path) -> str:
-    keys = [*varied, *(["seed"] if any("seed" in job.values for job in jobs) else [])]
-    rows = [
-        [
-            f'<span class="whole">{swatches.get(job.setting, "")}'
-            f'<a href="{_link(job, page_folder)}">{text(job.name)}</a></span>',
-            *(text(job.values.get(key, "–")) for key in keys),
-            f'<span class="whole">{coloured_ending(job.result)}</span>',
-            number(None if job.record is None else job.record.steps, ",.0f"),
-            *map(number, _outcome(job)[:2]),
-        ]
-        for job in jobs
-    ]
-    head = ["run", *(text(key) for key in keys), "stop reason", "steps", "return", "best evaluation"]
-    at = len(head)
-    numbers = [*range(1, len(keys) + 1), *range(at - 3, at)]
-    return f'<h2>Runs</h2><div class="pinned">{table(head, rows, numbers)}</div>'
-
-
 def _link(job: Job, page_folder: Path) -> str:
     """The address of a run's page, or of its folder without a page."""
     # The seeds of one run also share a page in the folder above.
     pages = [job.folder / "report.html", *([job.folder.parent / "report.html"] if job.seed is not None else [])]
     target = next((page for page in pages if page.is_file()), job.folder)
     return html.escape(quote(os.path.relpath(target, page_folder)))
-
-
-def _outcome(job: Job) -> Outcome:
-    """The outcome of a run, so far if it has not ended."""
-    return job.record.outcome if job.result is None and job.record is not None else outcome_of(job.result)
