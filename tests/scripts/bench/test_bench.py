@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from rlstable.cli.compose import compose
+from rlstable.config import Config
 from scripts import process, results
 from scripts.bench import __main__ as bench
 from scripts.bench import leg as legs
@@ -39,6 +41,11 @@ def points(*values: float | None) -> list[dict[str, Any]]:
     ]
 
 
+@functools.cache
+def composed(settings: tuple[str, ...]) -> Config:
+    return compose(list(settings))
+
+
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_every_leg_has_settings_that_its_side_accepts(on_cpu: bool) -> None:
     every = [leg for group in tasks.legs(on_cpu) for leg in group]
@@ -47,7 +54,7 @@ def test_every_leg_has_settings_that_its_side_accepts(on_cpu: bool) -> None:
         if isinstance(leg.settings, dict):
             assert leg.settings["episodes"] >= 10
             continue
-        config = compose(list(leg.settings))
+        config = composed(leg.settings)
         if leg.side == "brax":
             told = legs.brax_settings(config, 1, leg.threshold)
             assert json.loads(json.dumps(told)) == told
