@@ -31,14 +31,8 @@ def main(folder: Path) -> None:
     with np.load(folder / "episode.npz") as saved:
         episode = dict(saved)
     width, height = map(int, episode["size"])
-    writer = imageio_ffmpeg.write_frames(
-        str(folder / "film.mp4"),
-        (width, height),
-        fps=_FRAMES_PER_SECOND,
-        macro_block_size=2,
-        quality=8,
-        ffmpeg_log_level="error",
-    )
+    encoding = {"fps": _FRAMES_PER_SECOND, "macro_block_size": 2, "quality": 8, "ffmpeg_log_level": "error"}
+    writer = imageio_ffmpeg.write_frames(str(folder / "film.mp4"), (width, height), **encoding)
     _encode(writer.send, None)
     for frame in frames(model, episode, width, height):
         _encode(writer.send, np.ascontiguousarray(frame))
@@ -127,15 +121,10 @@ class Painter:
 
 
 def _add_geom(
-    scene: mujoco.MjvScene,
-    kind: mujoco.mjtGeom,
-    size: ArrayLike,
-    position: np.ndarray,
-    turn: np.ndarray,
-    colour: ArrayLike,
+    scene: mujoco.MjvScene, kind: mujoco.mjtGeom, size: ArrayLike, at: np.ndarray, turn: np.ndarray, colour: ArrayLike
 ) -> mujoco.MjvGeom:
     geom = scene.geoms[scene.ngeom]
-    mujoco.mjv_initGeom(geom, kind, np.array(size, float), position, turn.ravel(), np.array(colour, np.float32))
+    mujoco.mjv_initGeom(geom, kind, np.array(size, float), at, turn.ravel(), np.array(colour, np.float32))
     scene.ngeom += 1
     return geom
 

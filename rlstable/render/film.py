@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -35,10 +34,10 @@ def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, wid
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mujoco.mj_saveModel(recorded.model, str(folder / "model.mjb"))
-        arrays: dict[str, Any] = {"positions": recording.positions, "rewards": recording.rewards}
-        arrays |= {"aborted": recording.aborted, "title": f"{recorded.title}, {recording.name}"}
-        arrays |= {"seconds": recorded.seconds, "size": (width, height)}
-        np.savez(folder / "episode.npz", **arrays)
+        np.savez(
+            folder / "episode.npz", positions=recording.positions, rewards=recording.rewards, aborted=recording.aborted,
+            title=f"{recorded.title}, {recording.name}", seconds=recorded.seconds, size=(width, height),
+        )  # fmt: skip
         _draw(folder, _LEAST_SECONDS + _SECONDS_PER_SECOND * recorded.seconds * len(recording.rewards))
         write_atomically(path, (folder / "film.mp4").read_bytes())
 
