@@ -55,7 +55,8 @@ def test_device_that_always_refuses_memory_gets_fewer_environments_until_the_run
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, None)
-    assert train(tmp_path, recovery={}).stop_reason is StopReason.out_of_memory
+    few = {"num_envs": 2, "batch_size": 2, "num_minibatches": 1}  # each plan compiles a program
+    assert train(tmp_path, recovery={}, ppo=few).stop_reason is StopReason.out_of_memory
     assert plans(tmp_path)[-1][1].endswith("num_envs 1")
 
 
