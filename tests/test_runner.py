@@ -160,27 +160,6 @@ def test_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tmp_path: Path) ->
     assert [row["step"] for row in rows] == [(n + 1) * ITERATION for n in range(6)]
 
 
-def test_resume_is_exact_when_a_reset_and_a_pool_refill_are_due(tmp_path: Path) -> None:
-    def config(**sections: Any) -> Config:
-        return quick(
-            total_steps=6 * ITERATION,
-            eval={"num_evals": 2, "num_envs": 4},
-            env={"name": "toys:PointMass", "reset": "pool", "reset_pool_refresh": 3, "reset_pool_size": 8},
-            ppo={"num_resets_per_eval": 1},
-            **sections,
-        )
-
-    whole = TrainingLoop(config(), tmp_path / "whole")
-    whole.run()
-    # Stopped at the third iteration, where a reset and a refill are due.
-    TrainingLoop(config(), tmp_path / "parts", lambda step, _: step == 3 * ITERATION).run()
-    resumed = TrainingLoop(config(resume="auto"), tmp_path / "parts")
-    assert resumed.single.host.step == 3 * ITERATION
-    resumed.run()
-    for ours, theirs in zip(leaves(resumed.single.state), leaves(whole.single.state), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
 def test_resume_on_another_number_of_devices_is_an_error(run: tuple[TrainingLoop, Result]) -> None:
     with pytest.raises(ConfigError, match=r"was trained on 1 devices, not on 2, .*; resume it with devices=1"):
         TrainingLoop(quick(devices=2, resume="auto"), run[1].run_dir)
