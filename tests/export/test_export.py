@@ -28,8 +28,13 @@ NAMED = {"env": {"name": "toys:NamedPointMass"}, "network": {"value_obs_key": "p
 NETWORKS = [
     pytest.param({"network": GAUSSIAN | {"activation": "elu"}}, id="normal elu", marks=pytest.mark.slow),
     pytest.param(NAMED | {"ppo": {"normalize_observations": False}}, id="named, not normalised"),
-    pytest.param({"network": GAUSSIAN | {"policy_layer_norm": True, "state_dependent_std": True}}, id="layer norm"),
-    pytest.param({"precision": {"network": "bfloat16"}}, id="bfloat16"),
+    pytest.param(
+        {
+            "network": GAUSSIAN | {"policy_layer_norm": True, "state_dependent_std": True},
+            "precision": {"network": "bfloat16"},
+        },
+        id="layer norm, bfloat16",
+    ),
 ]
 
 
