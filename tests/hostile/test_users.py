@@ -56,7 +56,7 @@ def burst(folder: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[
     return result.stop_reason.name, events
 
 
-@pytest.mark.usefixtures("quick_compile")
+@pytest.mark.usefixtures("quick_compile", "shared_programs")
 def test_failure_that_lies_in_the_data_is_rolled_back_once_and_then_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
