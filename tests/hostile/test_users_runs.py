@@ -133,6 +133,7 @@ def test_policy_learns_in_any_unit(tmp_path: Path, kwargs: str, seed: int) -> No
     assert max(returns) / units > -1.0  # of about -100 for a policy that runs away
 
 
+@pytest.mark.slow
 def test_mean_action_that_returns_nothing_is_said_in_console_summary_and_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
