@@ -23,7 +23,7 @@ def same(one, other, rtol=0.0):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol), one, other)
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(SHAPES)
 def test_joined_parameters_split_to_the_same_tree(shapes):
     params = params_of(shapes)

@@ -12,6 +12,7 @@ from rlstable.device.counter import WideCounter
 from rlstable.ppo.networks import MLP, Networks
 from rlstable.ppo.normalizer import Statistics
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 T, B, A = 3, 5, 2
 KINDS = {
     "tanh_normal": {},
