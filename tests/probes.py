@@ -41,35 +41,24 @@ class Probe:
         return State(physics, position[None], reward, done, {}, info)
 
 
-class ObservationReward(Probe):
-    """The reward is the observation, -1 or 1: V(o) = o."""
+class ObservationActionReward(Probe):
+    """The reward is 1 - (a - o/2)^2 for o in -1, 1: the best action is o/2."""
 
     def first(self, key: jax.Array) -> jax.Array:
         return jnp.where(jax.random.uniform(key) < 0.5, -1.0, 1.0)
-
-    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
-        return position
-
-
-class ObservationActionReward(ObservationReward):
-    """The reward is 1 - (a - o/2)^2 for o in -1, 1: the best action is o/2."""
 
     def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
         return 1.0 - jnp.square(action - position / 2)
 
 
 class TwoSteps(Probe):
-    """The reward is 0 at position 0, then 1 at position 1: V(1) = 1 and V(0) is the discount."""
+    """The reward is 0 at position 0, then 1 at position 1: V(1) = 1 and V(0) is the discount.
 
-    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
-        return position
-
-    def following(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return position + 1.0, position
-
-
-class QuarantinedTwoSteps(TwoSteps):
-    """`TwoSteps` with a third of all rewards NaN: the values are the same if a guard rejects these rewards."""
+    A third of all rewards is NaN, which changes no value if a guard rejects these rewards.
+    """
 
     def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
         return jnp.where(jax.random.uniform(key) < 1 / 3, jnp.nan, position)
+
+    def following(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return position + 1.0, position
