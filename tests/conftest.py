@@ -37,6 +37,9 @@ from rlstable.compilation import sources  # noqa: E402
 if hasattr(yaml, "CSafeLoader"):
     yaml.SafeLoader = yaml.CSafeLoader
 
+# Tracing makes so many objects that Python's collector, at its own threshold, takes 6 % of the tests' time.
+gc.set_threshold(20_000)
+
 # No test depends on the speed of the machine.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
