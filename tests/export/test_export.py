@@ -111,9 +111,9 @@ def test_file_that_differs_from_the_policy_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_policy_with_steep_outputs_is_exported(tmp_path: Path) -> None:
+def test_policy_with_steep_outputs_is_exported(run_dir: Path, tmp_path: Path) -> None:
     """Rounding changes its actions by more than 1e-5, in the policy as in the file."""
-    saved = open_run(trained(tmp_path / "run", network={"distribution_type": "tanh_normal"}).run_dir)
+    saved = open_run(run_dir)
     layers = saved.policy.params["policy"]["params"]
     last = max(layers)
     steep = {**layers, last: jax.tree.map(lambda x: 30.0 * x, layers[last])}

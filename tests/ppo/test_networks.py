@@ -47,13 +47,14 @@ def shapes_of(networks):
 def test_networks_treat_leading_axes_as_rows(case):
     networks, params, statistics, data = case
 
+    @jax.jit
     def all_of(observation):
         return (
             *networks.distribution(params, statistics, observation),
             networks.value(params, statistics, observation),
         )
 
-    whole, alone = all_of(data.observation), jax.vmap(jax.vmap(all_of))(data.observation)
+    whole, alone = all_of(data.observation), jax.jit(jax.vmap(jax.vmap(all_of)))(data.observation)
     assert whole[0].loc.shape == whole[0].scale.shape == (T, B, A)
     assert whole[2].shape == (T, B)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), whole, alone)
@@ -113,7 +114,7 @@ def test_layer_norm_of_huge_activations_is_finite():
 
 def test_half_precision_networks_normalise_in_float32():
     networks = networks_of("bfloat16", **NORM)
-    params = networks.init(jax.random.PRNGKey(0), jax.ShapeDtypeStruct((4,), jnp.float32))
+    params = jax.jit(lambda key: networks.init(key, jax.ShapeDtypeStruct((4,), jnp.float32)))(jax.random.PRNGKey(0))
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     statistics = Statistics(WideCounter.zero(), jnp.zeros(4), jnp.ones(4), jnp.ones(4))
     x = jax.random.normal(jax.random.PRNGKey(1), (7, 4))
@@ -124,4 +125,5 @@ def test_half_precision_networks_normalise_in_float32():
     assert types["rsqrt"] == types["reduce_sum"] == {"float32"}
     assert types["dot_general"] == types["logistic"] == {"bfloat16"}
     wide = networks_of(**NORM)
-    np.testing.assert_allclose(networks.value(params, statistics, x), wide.value(params, statistics, x), atol=0.05)
+    ours, theirs = (jax.jit(own.value)(params, statistics, x) for own in (networks, wide))
+    np.testing.assert_allclose(ours, theirs, atol=0.05)
