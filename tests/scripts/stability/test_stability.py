@@ -183,11 +183,18 @@ def best_return(probe: stability_tasks.Probe, episodes: int = 20_000) -> float:
     return float(jax.jit(jax.vmap(play))(jax.random.split(jax.random.PRNGKey(0), episodes)).mean())
 
 
-@pytest.mark.parametrize("name", stability_tasks.PROBES)
+@pytest.mark.parametrize("name", ["point_mass", "critic_too_small", "solved_constant", "rare_kick"])
 def test_best_return_of_a_probe_is_that_of_the_best_force(name: str) -> None:
     """A kick changes a return by a few units, so the mean of 20,000 episodes is accurate to 0.1 %."""
     probe = stability_tasks.PROBES[name]
     tolerance = 2e-3 if "rare" in probe.kwargs else 2e-4
     assert best_return(probe) == pytest.approx(probe.best, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", stability_tasks.PROBES)
+def test_task_has_the_best_return_of_its_probe_which_grows_with_rewards(name: str) -> None:
+    probe, plain = stability_tasks.PROBES[name], stability_tasks.PROBES["point_mass"]
     task = f"point_mass_{name}" if name.startswith("rewards_x") else name
     assert stability.TASKS[task].best == probe.best
+    if "scale" in probe.kwargs:
+        assert probe.best == pytest.approx(plain.best * probe.kwargs["scale"], rel=2e-4)
