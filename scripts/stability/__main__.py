@@ -58,20 +58,17 @@ def _probe(name: str, *more: str) -> Task:
 TASKS: dict[str, Task] = {
     "inverted_pendulum": Task(_PENDULUM, seeds=32),
     "inverted_pendulum_3e-4": Task((*_PENDULUM, "ppo.learning_rate=3e-4"), seeds=32),
-    # These four have no recipe for a CPU. They use another task's recipe with its small networks.
-    "inverted_double_pendulum": Task(
-        ("env=inverted_double_pendulum", "ppo=hopper_cpu", "ppo.reward_scaling=0.01", "total_steps=1000000")
-    ),
+    "inverted_double_pendulum": Task(("env=inverted_double_pendulum", "total_steps=1000000")),
     "reacher": Task(
-        ("env=reacher", "ppo=halfcheetah_cpu", "ppo.discounting=0.95", "ppo.reward_scaling=5", "total_steps=800000"),
+        ("env=reacher", "total_steps=800000"),
         from_start=True,
         episodes=128,  # because returns scatter
     ),
-    "walker2d": Task(("env=walker2d", "ppo=hopper_cpu", "total_steps=1000000")),
-    "swimmer": Task(("env=swimmer", "ppo=hopper_cpu", "total_steps=600000")),
-    "hopper": Task(("env=hopper", "ppo=hopper_cpu", "total_steps=1000000")),
-    "halfcheetah": Task(("env=halfcheetah", "ppo=halfcheetah_cpu", "total_steps=600000")),
-    "ant": Task(("env=ant", "ppo=ant_cpu", "total_steps=2000000")),
+    "walker2d": Task(("env=walker2d", "total_steps=1000000")),
+    "swimmer": Task(("env=swimmer", "total_steps=600000")),
+    "hopper": Task(("env=hopper", "total_steps=1000000")),
+    "halfcheetah": Task(("env=halfcheetah", "total_steps=600000")),
+    "ant": Task(("env=ant", "total_steps=2000000")),
     "fast": Task(("env=fast", "total_steps=160000")),
     "point_mass": _probe("point_mass", "ppo.learning_rate=1e-3", "total_steps=300000"),
     "critic_too_small": _probe("critic_too_small", "ppo.discounting=0.97", "total_steps=600000"),

@@ -37,7 +37,7 @@ def main(
     missed = [name for name, returns in found.items() if not judge(returns, asked["tasks"][name])]
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     results.add(out, [{"day": day, "returns": found, "missed": missed, **about}])
-    _write(results.read(out), list(asked["tasks"]), out.with_suffix(".md"))
+    _write(results.read(out), list(asked["tasks"]), out.with_name("tasks.md"))
     return f"learn: too low a return: {', '.join(missed)}" if missed else None
 
 

@@ -112,4 +112,4 @@ def test_missed_threshold_is_named_and_stays_in_the_history(tmp_path):
     assert asked == [(["env=hopper"], 2), (["env=hopper"], 2), (["env=ant", "total_steps=1"], 2)]
     history = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["missed"] for row in history] == [[], ["brax:ant"]]
-    assert "**4 (least 4)**" in (tmp_path / "learn.md").read_text()
+    assert "**4 (least 4)**" in (tmp_path / "tasks.md").read_text()
