@@ -96,16 +96,17 @@ _HOPPER = _EPISODES | {
 }  # fmt: skip
 
 
-def _walker(task: str, batch: int, zoo: Mapping[str, Any]) -> Goal:
+def _walker(task: str, threshold: float, batch: int, zoo: Mapping[str, Any]) -> Goal:
     cut = (*_BRAX, f"ppo.batch_size={batch}")
     brax = {
         ("brax", case): (f"env={task}", f"ppo={task}", f"env.backend={backend}", *more)
         for case, backend, more in (("", "spring", cut), ("published", "spring", _PUBLISHED), ("mjx", "mjx", cut))
     }
     ours = {("ours", ""): (f"env={task}", *_OURS, "eval.num_evals=40")}
-    return Goal(1500.0, {**ours, **brax, ("sb3", ""): zoo, ("sbx", ""): zoo})
+    return Goal(threshold, {**ours, **brax, ("sb3", ""): zoo, ("sbx", ""): zoo})
 
 
+# Thresholds are returns that no policy has that stands still, near the public records of scripts/tasks/tasks.yaml.
 # In the order of the race: the rounds of the first tasks are the cheapest.
 THRESHOLD = {
     FIRST: Goal(950.0, {
@@ -120,15 +121,15 @@ THRESHOLD = {
         ("sb3", ""): _PENDULUM, ("sbx", ""): _PENDULUM,
     }, limit=600.0),
     "humanoid": Goal(5000.0, {("ours", ""): ("env=humanoid", *_OURS, "eval.num_evals=100")}, limit=3600.0),
-    "halfcheetah": _walker("halfcheetah", 32, _CHEETAH),
-    "hopper": Goal(1000.0, {
+    "halfcheetah": _walker("halfcheetah", 5000.0, 32, _CHEETAH),
+    "hopper": Goal(2400.0, {
         ("ours", ""): ("env=hopper", *_OURS, "eval.num_evals=40"),
         ("brax", ""): (
             "env=hopper", "ppo=hopper", "env.backend=mjx", *_BRAX, "ppo.optimizer.eps=1e-8", "ppo.reward_scaling=1",
         ),
         ("sb3", ""): _HOPPER, ("sbx", ""): _HOPPER,
     }),
-    "ant": _walker("ant", 64, _ANT),
+    "ant": _walker("ant", 2000.0, 64, _ANT),
 }  # fmt: skip
 MEASURES: dict[str, tuple[str, ...]] = {
     "threshold": tuple(THRESHOLD), "start": tuple(START), "guards": tuple(GUARDS | GUARDS_ON_GPU),
