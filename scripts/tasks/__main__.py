@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--short", action="store_true", help="with --learn: only the quick tasks")
     asked = parser.parse_args(argv)
     if asked.learn:
-        sys.exit(learn.main(asked.short, train, about()))
+        sys.exit(learn.main(asked.short, train, about(), asked.out.with_name("learn.jsonl")))
     failed = 0
     for name in () if asked.page else asked.only or tasks():
         command = tasks()[name].command

@@ -9,10 +9,8 @@ import numpy as np
 import yaml
 
 from scripts import pages, results
-from scripts.process import ROOT
 from scripts.results import Row
 
-_OUT = ROOT / "docs" / "learn.jsonl"
 _THRESHOLDS = Path(__file__).parent / "learn.yaml"
 _Train = Callable[[Sequence[str], int], list[Row]]
 
@@ -22,9 +20,7 @@ def judge(returns: Sequence[float], wanted: Mapping[str, Any]) -> bool:
     return bool(np.mean(returns) >= wanted["mean"] and min(returns) >= wanted["least"])
 
 
-def main(
-    short: bool, train: _Train, about: Mapping[str, Any], out: Path = _OUT, thresholds: Path = _THRESHOLDS
-) -> str | None:
+def main(short: bool, train: _Train, about: Mapping[str, Any], out: Path, thresholds: Path = _THRESHOLDS) -> str | None:
     """Trains the tasks, adds a row to the history and its page, and returns a sentence if a threshold is missed."""
     asked = yaml.safe_load(thresholds.read_text())
     found: dict[str, list[float]] = {}

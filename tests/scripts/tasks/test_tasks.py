@@ -113,3 +113,10 @@ def test_missed_threshold_is_named_and_stays_in_the_history(tmp_path):
     history = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["missed"] for row in history] == [[], ["brax:ant"]]
     assert "**4 (least 4)**" in (tmp_path / "tasks.md").read_text()
+
+
+@pytest.mark.slow
+def test_two_tasks_still_reach_their_thresholds(tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        study.main(["--learn", "--short", "--out", str(tmp_path / "tasks.jsonl")])
+    assert ended.value.code is None
