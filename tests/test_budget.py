@@ -15,7 +15,7 @@ PACKAGE = {
     "replay": 480, "report": 1420, "runner": 3340, "supervise": 2090,
 }  # fmt: skip
 OTHERS = {"scripts": 2990, "tests": 25_400}
-DOCS = 3670  # lines of Markdown
+DOCS = 3700  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:
