@@ -4,7 +4,7 @@ python -m scripts.tasks                     # all missing tasks, in docs/tasks.j
 python -m scripts.tasks --only brax:hopper  # one task
 python -m scripts.tasks --page              # docs/tasks.md from the results
 python -m scripts.tasks --learn             # a few tasks against the thresholds of scripts/tasks/learn.yaml
-python -m scripts.tasks --learn --short     # two of them, in about three minutes
+python -m scripts.tasks --learn --short     # two of them
 
 A run is a process as a user starts it, with all seeds in one program. A change of the recipe makes its rows stale, and
 the task is trained again. Playground's tasks need its virtual environment, so `make tasks` uses it for all.

@@ -82,7 +82,9 @@ def test_environment_inside_training_wrappers_ends_with_one_line(tmp_path: Path,
 
 
 def test_wrapper_of_the_user_is_no_training_wrapper() -> None:
-    require_unwrapped(Wrapper(BraxPoint()))
+    wrapped = Wrapper(BraxPoint())
+    require_unwrapped(wrapped)  # raises nothing
+    assert isinstance(wrapped.env, BraxPoint)
 
 
 def test_additional_field_that_goes_bad_is_replaced_and_no_cause_for_more_precision(tmp_path: Path) -> None:
