@@ -48,6 +48,7 @@ class EnvConfig(Section, at="env"):
     action_repeat: Count
     reset: Literal["cached", "pool"]
     restore_info: Flag
+    history: Count
     reset_pool_size: Count
     reset_pool_refresh: CountOrZero
     envs_per_pass: Count | None

@@ -17,6 +17,7 @@ from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.device.trees import Env
 from rlstable.envs import playground
+from rlstable.envs.history import with_history
 from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, require_unwrapped, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
@@ -45,6 +46,13 @@ def load(
     `extra_kwargs` override `env.kwargs`. `devices` step the environment at the same time; with C MuJoCo they share the
     CPU cores. Raises `ConfigError` if there is no such environment, or if it does not accept the configuration.
     """
+    loaded = _without_history(config, extra_kwargs, devices, randomize)
+    return loaded._replace(env=with_history(loaded.env, config.history))
+
+
+def _without_history(
+    config: EnvConfig, extra_kwargs: Mapping[str, object] | None, devices: int, randomize: bool
+) -> Loaded:
     if config.source == "object":
         raise ConfigError(
             f"env.source: this run was trained on an environment object of {config.name}; pass the object in Python: "
