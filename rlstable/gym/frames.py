@@ -29,8 +29,8 @@ class Frames:
             self._renderer = mujoco.Renderer(model, _HEIGHT, _WIDTH)
         except Exception as error:  # each OpenGL backend raises errors of its own
             raise ConfigError(
-                f"render_mode: MuJoCo cannot draw here ({first_line(error)}); set the environment variable MUJOCO_GL=egl "
-                "or MUJOCO_GL=osmesa before Python starts, or leave render_mode=None"
+                f"render_mode: MuJoCo cannot draw here ({first_line(error)}); set the environment variable "
+                "MUJOCO_GL=egl or MUJOCO_GL=osmesa before Python starts, or leave render_mode=None"
             ) from error
 
     def draw(self, positions: np.ndarray) -> np.ndarray:

@@ -20,6 +20,6 @@ def test_ppo_of_stable_baselines_finds_the_best_action() -> None:
         "MlpPolicy", env, n_steps=128, batch_size=64, learning_rate=3e-3, gamma=0.5, seed=0, device="cpu",
         policy_kwargs={"net_arch": [16]},
     )  # fmt: skip
-    model.learn(6_000)
+    model.learn(4_000)
     action, _ = model.predict(np.zeros((1, 2), np.float32), deterministic=True)
     assert action[0, 0] == pytest.approx(0.6, abs=0.15)
