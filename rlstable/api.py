@@ -29,8 +29,8 @@ def fit(
 
     Args:
         env: A name under `configs/env`, `playground:<task>`, `gymnasium:<task>`, `package.module:Class` for a class
-            with Brax's Env interface, an environment object, or a mapping with keys of the group `env`. None selects the
-            inverted pendulum, or the environment of the resumed run.
+            with Brax's Env interface, an environment object, or a mapping with keys of the group `env`. None selects
+            the inverted pendulum, or the environment of the resumed run.
         run_dir: The run folder; None for `runs/<env>/<time>`. With `resume=<folder>` it continues a copy of that run.
         callback: Called as `callback(step, row)` with every logged row; returning True stops the run. With several
             seeds it gets the rows of each, with the key `seed`.

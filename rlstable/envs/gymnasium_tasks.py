@@ -1,7 +1,7 @@
 """Observations, rewards, terminations and resets of Gymnasium's MuJoCo tasks, as functions of the physics state.
 
-The formulas are those of `gymnasium/envs/mujoco/*_v5.py` (Gymnasium 1.x). As there, quantities that MuJoCo derives, such
-as `xpos`, are those of the last physics step before its integration.
+The formulas are those of `gymnasium/envs/mujoco/*_v5.py` (Gymnasium 1.x). As there, quantities that MuJoCo derives,
+such as `xpos`, are those of the last physics step before its integration.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, require_unwrapped, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.mujoco_model import model_of
-from rlstable.envs.playground import require_mujoco
 from rlstable.envs.patches import repair_fluid_model, use_own_devices, without_copies
+from rlstable.envs.playground import require_mujoco
 from rlstable.envs.randomized import RandomizedEnv
 
 

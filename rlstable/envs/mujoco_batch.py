@@ -68,7 +68,8 @@ class Simulations:
     - If MuJoCo repairs something else with only a warning (zeros for bad controls, dropped constraints), or gives up,
       all numbers of the simulation are NaN.
 
-    `derived` are names in `DERIVED_ARRAYS`, or `FORCES`; and `randomized` in `MODEL_ARRAYS`. Equal fingerprints give equal results.
+    `derived` are names in `DERIVED_ARRAYS`, or `FORCES`; `randomized` are names in `MODEL_ARRAYS`. Equal fingerprints
+    give equal results.
 
     Raises Unsupported for a model with plugins, delays or plastic deformation, whose state is not in `STATE_ARRAYS`, or
     if an array cannot be randomised.

@@ -11,6 +11,7 @@ import math
 import operator
 import types
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +163,9 @@ def with_native_physics(env: Env, devices: int = 1) -> Env:
     is_task = hasattr(inner, "mjx_model") or of_gymnasium
     if model is None or not (is_task or isinstance(inner, PipelineEnv)):
         raise Unsupported("it has no MuJoCo model that Brax's PipelineEnv or a task of Playground simulates")
-    install = _install_in_gymnasium if of_gymnasium else _install_in_task if is_task else _install
+    install: Callable[[Any, Pipeline], None] = _install_in_task if is_task else _install
+    if of_gymnasium:
+        install = _install_in_gymnasium
     # MJX lacks these forces unless a step computes them, as Gymnasium's tasks do.
     available = DERIVED_ARRAYS | ({FORCES} if of_gymnasium else frozenset())
     own_class = type(inner)

@@ -118,7 +118,7 @@ class TaskVector(gymnasium.vector.VectorEnv[Any, np.ndarray, np.ndarray]):
         if not finished.any():
             return {}
         last = np.full(self.num_envs, None, dtype=object)
-        for index in np.flatnonzero(finished):
+        for index in np.flatnonzero(finished).tolist():
             last[index] = _row(outcome.final.obs, index)
         ended = {**outcome.final.metrics, "quarantined": outcome.quarantined}
         blank = {name: np.where(finished, x, np.zeros_like(x)) for name, x in ended.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,23 +19,26 @@ from rlstable.envs.vector import VectorEnv
 from rlstable.guards.base import select
 from rlstable.guards.env import env_guards, physics
 
+Numbers = Any  # an array of JAX inside of the programs, of NumPy outside
+Part = TypeVar("Part", bound="Seen | Outcome")
+
 
 class Seen(NamedTuple):
-    """Part of a step that Gymnasium returns for every environment; NumPy arrays outside of the programs."""
+    """Part of a step that Gymnasium returns for every environment."""
 
     obs: Observation  # [B, ...], of the new episode where one begins
-    metrics: dict[str, jax.Array]  # [B] each, of the new episode where one begins
+    metrics: dict[str, Numbers]  # [B] each, of the new episode where one begins
 
 
 class Outcome(NamedTuple):
-    """Result of a step of every environment; NumPy arrays outside of the programs."""
+    """Result of a step of every environment."""
 
     next: Seen
     final: Seen  # after the step and before an automatic reset
-    reward: jax.Array  # [B]
-    terminated: jax.Array  # bool [B]
-    truncated: jax.Array  # bool [B]
-    quarantined: jax.Array  # whether a guard ended the episode, bool [B]
+    reward: Numbers  # [B]
+    terminated: Numbers  # bool [B]
+    truncated: Numbers  # bool [B]
+    quarantined: Numbers  # whether a guard ended the episode, bool [B]
 
 
 class _Carry(NamedTuple):
@@ -134,6 +137,7 @@ class Simulation:
         return apply_if(jnp.any(finished), restart, carry)
 
 
-def _on_host(tree: Seen | Outcome) -> Seen | Outcome:
+def _on_host(tree: Part) -> Part:
     """Copies that the caller may change: a program may use its memory again."""
-    return jax.tree.map(np.array, jax.device_get(tree))
+    copied: Part = jax.tree.map(np.array, jax.device_get(tree))
+    return copied
