@@ -35,12 +35,10 @@ def spec_of(name: str, kwargs: Mapping[str, object] | None = None) -> Spec:
     Raises `ConfigError` if Gymnasium is missing or too old, or has no such task or argument.
     """
     if name not in NAMES:
-        close = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(NAMES)}"
-        raise ConfigError(
-            f"env.name: rlstable has no formula of Gymnasium's task {name!r}; {hint} or write the task as a class "
-            "(docs/python.md) and use env=import"
-        )
+        close = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.7)
+        other = f"choose one of {', '.join(NAMES)}, or write the task as a class and use env=import (docs/python.md)"
+        hint = f"did you mean {close[0]}?" if close else other
+        raise ConfigError(f"env.name: rlstable has no formula of Gymnasium's task {name!r}; {hint}")
     if importlib.util.find_spec("gymnasium") is None:
         raise ConfigError(f"env: gymnasium is not installed; {install('gymnasium')}")
     registry = importlib.import_module("gymnasium.envs.registration").registry

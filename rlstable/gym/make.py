@@ -77,7 +77,7 @@ def _made(config: Config, given: Any, num_envs: int | None, draws: bool) -> Task
     if draws and model is None:
         raise ConfigError(f"render_mode: {config.env.name} has no MuJoCo model to draw; leave render_mode=None")
     fps = None if model is None else 1.0 / (seconds_per_step(single, model) * config.env.action_repeat)
-    simulation = Simulation(config, single, num_envs or 1, autoreset=num_envs is not None)
+    simulation = Simulation(config, single, autoreset=num_envs is not None)
     frames = Frames(model) if draws and model is not None else None
     if num_envs is None:
         return Task(simulation, single.action_size, fps, frames)

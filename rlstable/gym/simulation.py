@@ -47,16 +47,16 @@ class _Carry(NamedTuple):
 
 
 class Simulation:
-    """Steps `count` copies of an environment with the action repeat, the episode length and the guards of a config.
+    """Steps copies of an environment, one per seed, with the action repeat, episode length and guards of a config.
 
     With `autoreset` a finished environment starts a new episode within the same step. Every environment has its own
     random keys, so that its episodes do not depend on the other environments. If a guard of the env site rejects a
     step, the episode terminates with reward 0 and the last good observation.
     """
 
-    def __init__(self, config: Config, env: Env, count: int, autoreset: bool):
+    def __init__(self, config: Config, env: Env, autoreset: bool):
         self._precision = level(config.precision)
-        self._count, self._autoreset = count, autoreset
+        self._autoreset = autoreset
         settings = config.env
         physics_env = Float64Physics(env) if self._precision.x64 else env
         guards = env_guards(config.guards)
