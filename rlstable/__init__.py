@@ -1,6 +1,7 @@
 """rlstable: PPO on Brax and MuJoCo-MJX environments that does not blow up.
 
-`fit` trains a policy and `load_policy` loads a trained policy; the command is `python -m rlstable.train`.
+`fit` trains a policy, `load_policy` loads a trained policy, and `gym_env` makes a Gymnasium environment. The command is
+`python -m rlstable.train`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Policy", "Result", "WideCounter", "__version__", "fit", "load_policy"]
+__all__ = ["ConfigError", "Policy", "Result", "WideCounter", "__version__", "fit", "gym_env", "load_policy"]
 
 _MODULE_OF = {
     "ConfigError": "rlstable.config",
@@ -17,6 +18,7 @@ _MODULE_OF = {
     "Result": "rlstable.runner.seeds",
     "WideCounter": "rlstable.device.counter",
     "fit": "rlstable.api",
+    "gym_env": "rlstable.gym.make",
     "load_policy": "rlstable.policy",
 }
 

@@ -304,6 +304,11 @@ def test_parameters_of_other_networks_are_one_line(trained: dict[str, Any], tmp_
         )  # fmt: skip
 
 
+def test_history_of_observations_is_refused_because_the_networks_read_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^env\.history: must be 1, because network_factory"):
+        brax_ppo.train(envs.get_environment("fast"), **TINY, run_dir=tmp_path / "run", overrides=["env.history=2"])
+
+
 def test_training_metrics_are_logged_at_their_steps(tmp_path: Path) -> None:
     calls: list[tuple[int, dict[str, float]]] = []
     brax_ppo.train(

@@ -87,6 +87,11 @@ def train(
     require(
         config.seeds == 1, "seeds: ppo.train trains one seed, as in Brax; call it once per seed, or use rlstable.fit"
     )
+    require(
+        config.env.history == 1,
+        "env.history: must be 1, because network_factory makes networks for one observation; stack observations in the "
+        "environment, or use rlstable.fit",
+    )
     if eval_env is not None:
         shapes, others = (jax.tree.map(lambda x: x.shape, parts) for parts in (observation, _observation(eval_env)))
         require(

@@ -18,11 +18,12 @@ from rlstable.config import Config, ConfigError, load, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.config.overrides import literal
 from rlstable.config.schema import expand_home
+from rlstable.envs.gymnasium_specs import spec_of
 from rlstable.io.private_folder import require_trust
 from rlstable.io.run_folder import default_run_dir, read_settings
 
 # Sources of environments that an option of the group `env` selects, with an example of `env.name`.
-_EXAMPLES = {"import": "<package.module:Class>", "playground": "CartpoleBalance"}
+_EXAMPLES = {"gymnasium": "Ant-v5", "import": "<package.module:Class>", "playground": "CartpoleBalance"}
 _FOLDERS = ("resume", "hydra.run.dir", "hydra.sweep.dir", "compile_cache")
 _composing = threading.RLock()
 
@@ -55,17 +56,26 @@ def _as_hydra_reads(word: str) -> str:
 
 
 def register_resolvers() -> None:
-    """Registers the resolvers `run_dir`, `env_name`, `recipe` and `playground`, all as `${rlstable.<name>:...}`."""
+    """Registers the resolvers of the configuration files, all as `${rlstable.<name>:...}`."""
     # Cached, because Hydra resolves it more than once and the name contains the time.
     OmegaConf.register_new_resolver("rlstable.run_dir", default_run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("rlstable.env_name", _env_name, replace=True)
     OmegaConf.register_new_resolver("rlstable.recipe", recipes.recipe, replace=True)
     OmegaConf.register_new_resolver("rlstable.playground", playground.resolve, replace=True)
+    OmegaConf.register_new_resolver("rlstable.gymnasium_time_limit", _time_limit, replace=True)
 
 
 def _env_name(_root_: DictConfig) -> str:
     """The environment's name for the run folder."""
     return OmegaConf.select(_root_, "env.name") or "import"
+
+
+def _time_limit(_root_: DictConfig) -> int:
+    """Gymnasium's own time limit of a task."""
+    task = OmegaConf.select(_root_, "env.name")
+    if task is None:
+        raise ConfigError("env.name: is missing; name a task of Gymnasium, e.g. env.name=Ant-v5")
+    return spec_of(str(task)).episode_length
 
 
 def _typed(composed: DictConfig) -> Config:

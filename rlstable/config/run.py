@@ -41,13 +41,14 @@ _AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval
 class EnvConfig(Section, at="env"):
     """The training environment."""
 
-    source: Literal["brax", "import", "object", "playground"]
+    source: Literal["brax", "gymnasium", "import", "object", "playground"]
     name: str
     backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None
     episode_length: Count
     action_repeat: Count
     reset: Literal["cached", "pool"]
     restore_info: Flag
+    history: Count
     reset_pool_size: Count
     reset_pool_refresh: CountOrZero
     envs_per_pass: Count | None
@@ -71,8 +72,8 @@ class EnvConfig(Section, at="env"):
 
     @property
     def may_keep_counters(self) -> bool:
-        """Whether a reset keeps `info` of a user's environment; tasks of Brax and Playground are made for that."""
-        known = self.source in ("brax", "playground") or self.package in _KNOWN_PACKAGES
+        """Whether a reset keeps `info` of a user's environment; tasks known by name are made for that."""
+        known = self.source in ("brax", "gymnasium", "playground") or self.package in _KNOWN_PACKAGES
         return not known and self.reset == "cached" and not self.restore_info
 
     @model_validator(mode="after")

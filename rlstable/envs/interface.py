@@ -22,6 +22,7 @@ from rlstable.config import ConfigError
 from rlstable.config.networks import NetworkConfig
 from rlstable.device.shared import vmapped
 from rlstable.device.trees import Env, EnvState, PyTree
+from rlstable.envs.history import without_history
 from rlstable.envs.randomized import MODEL, RandomizedEnv
 from rlstable.envs.shared_leaves import mark
 from rlstable.envs.vector import FIRST_STATE, episode_entries
@@ -42,7 +43,7 @@ def check(env: Env, name: str, network: NetworkConfig | None = None) -> None:
     allowed: training converts integers and booleans of step to the floats of reset. Only the parts of the observation
     that `network` reads must be vectors. Raises `ConfigError` with the first mistake.
     """
-    for mistake in _mistakes(env, name, network):
+    for mistake in _mistakes(without_history(env), name, network):
         raise ConfigError(f"env.name: {name}: {mistake}")
 
 

@@ -1,4 +1,4 @@
-"""Loads one environment, from Brax's registry, from MuJoCo Playground or by import path."""
+"""Loads one environment, from Brax's registry, from MuJoCo Playground, from Gymnasium or by import path."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.device.trees import Env
 from rlstable.envs import playground
+from rlstable.envs.history import with_history
 from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, require_unwrapped, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.patches import repair_fluid_model, use_own_devices, without_copies
+from rlstable.envs.playground import require_mujoco
 from rlstable.envs.randomized import RandomizedEnv
 
 
@@ -45,6 +47,13 @@ def load(
     `extra_kwargs` override `env.kwargs`. `devices` step the environment at the same time; with C MuJoCo they share the
     CPU cores. Raises `ConfigError` if there is no such environment, or if it does not accept the configuration.
     """
+    loaded = _without_history(config, extra_kwargs, devices, randomize)
+    return loaded._replace(env=with_history(loaded.env, config.history))
+
+
+def _without_history(
+    config: EnvConfig, extra_kwargs: Mapping[str, object] | None, devices: int, randomize: bool
+) -> Loaded:
     if config.source == "object":
         raise ConfigError(
             f"env.source: this run was trained on an environment object of {config.name}; pass the object in Python: "
@@ -55,7 +64,10 @@ def load(
     if randomize and config.is_randomized:
         randomization = playground.randomizer(config.name) if config.randomize else randomization_fn(config)
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
-    if config.source == "playground":
+    if config.source == "gymnasium":
+        backend = config.backend
+        require_mujoco(config)
+    elif config.source == "playground":
         # A chosen implementation of MJX asks for MJX.
         backend = "mjx" if config.backend == "auto" and config.impl != "auto" else config.backend
     else:
@@ -65,11 +77,13 @@ def load(
     def build(backend: str | None) -> Loaded:
         if config.source == "playground":  # the model of C MuJoCo is the one of MJX in JAX
             env = playground.load_task(config, kwargs, "jax" if backend == "native" else None)
+        elif config.source == "gymnasium":
+            env = _gymnasium_task(config, kwargs, backend != "native" or randomization is not None)
         else:
             env = _build(factory, config, kwargs, backend)
         require_unwrapped(env)
         env = env if randomization is None else RandomizedEnv(env, randomization)
-        own = "mjx" if config.source == "playground" else getattr(env, "backend", None)
+        own = "mjx" if config.source in ("playground", "gymnasium") else getattr(env, "backend", None)
         return Loaded(env, own)
 
     def native() -> Loaded:
@@ -82,7 +96,7 @@ def load(
         try:
             return loaded._replace(env=with_native_physics(env, devices), backend="native")  # traces reset and step
         except Exception as error:
-            if config.source == "brax" or isinstance(error, Unsupported | ConfigError):
+            if config.source in ("brax", "gymnasium") or isinstance(error, Unsupported | ConfigError):
                 raise
             if backend == "native" and config.source == "import":
                 raise user_code_error(error, config.name, "reset or step") from error
@@ -108,7 +122,7 @@ def load(
     try:
         return native() if preferred == "native" else build(preferred)._replace(backend=preferred)
     except (Unsupported, ConfigError) as error:
-        if config.source == "playground" and isinstance(error, ConfigError):
+        if config.source in ("playground", "gymnasium") and isinstance(error, ConfigError):
             raise  # MJX would have the same error
         reason = f"{preferred} cannot simulate {config.name}: {error}"
     # The model that a user randomises is mostly of MJX.
@@ -148,6 +162,16 @@ def _build(factory: Callable[..., Env], config: EnvConfig, kwargs: Mapping[str, 
         if not callable(getattr(env, method, None)):
             raise ConfigError(f"env.name: {name} has no method {method}; it must have Brax's Env interface")
     return env
+
+
+def _gymnasium_task(config: EnvConfig, kwargs: Mapping[str, object], with_mjx: bool) -> Env:
+    """A task of Gymnasium; `with_mjx` makes the model of MJX, which MJX and domain randomisation need."""
+    from rlstable.envs.gymnasium_env import GymnasiumEnv
+
+    task = GymnasiumEnv(config.name, **kwargs)
+    if with_mjx:
+        task.make_mjx_model()
+    return task
 
 
 def _brax_class(name: str) -> Callable[..., Env]:

@@ -36,6 +36,8 @@ DERIVED_ARRAYS = frozenset(
         "ten_length", "ten_velocity", "xanchor", "xaxis", "ximat", "xipos", "xmat", "xpos", "xquat",
     )
 )  # fmt: skip
+# Contact forces and torques of bodies, which MuJoCo's step computes for sensors only: computed here after the step.
+FORCES = "cfrc_ext"
 # Arrays of the model that simulations may have of their own: a step reads them. Masses of subtrees, the only constant
 # that MuJoCo's dynamics derive, are summed here. Constants of constraints stay those of the model, as in MJX.
 MODEL_ARRAYS = frozenset(
@@ -66,7 +68,8 @@ class Simulations:
     - If MuJoCo repairs something else with only a warning (zeros for bad controls, dropped constraints), or gives up,
       all numbers of the simulation are NaN.
 
-    `derived` are names in `DERIVED_ARRAYS`, and `randomized` in `MODEL_ARRAYS`. Equal fingerprints give equal results.
+    `derived` are names in `DERIVED_ARRAYS`, or `FORCES`; `randomized` are names in `MODEL_ARRAYS`. Equal fingerprints
+    give equal results.
 
     Raises Unsupported for a model with plugins, delays or plastic deformation, whose state is not in `STATE_ARRAYS`, or
     if an array cannot be randomised.
@@ -138,6 +141,8 @@ class Simulations:
             # `batch.status` holds the failed simulations; all others have run to the end.
             with contextlib.suppress(SimulationError):
                 call(batch)
+            if FORCES in self.derived:
+                buffers.compute_forces()
             for start in self._quaternions if reset else ():
                 part = buffers.views["qpos"][:, start : start + 4]
                 part /= np.linalg.norm(part, axis=1, keepdims=True)  # a zero quaternion becomes NaN
@@ -219,10 +224,16 @@ class _BatchBuffers:
     def __init__(
         self, model: mujoco.MjModel, count: int, threads: int, derived: tuple[str, ...], randomized: tuple[str, ...]
     ):
+        import mujoco
         from mujoco.batch import Batch
 
-        self.batch = Batch(model, count, threads)
-        self.views = {name: self.batch.bind(name) for name in (*STATE_ARRAYS, *INPUT_ARRAYS, *derived)}
+        # Only a persistent batch keeps the contacts of every simulation, from which `compute_forces` starts.
+        self.batch = Batch(model, count, threads, persistent=FORCES in derived)
+        bound = (*STATE_ARRAYS, *INPUT_ARRAYS, *(name for name in derived if name != FORCES))
+        self.views = {name: self.batch.bind(name) for name in bound}
+        if FORCES in derived:
+            self.views[FORCES] = np.zeros((count, model.nbody, 6))
+            self._model, self._data = model, mujoco.MjData(model)
         own = (*randomized, *(("body_subtreemass",) if "body_mass" in randomized else ()))
         self.views |= {name: self.batch.expand(name) for name in own}
         self.warnings = self.batch.warning[:, :, 1]
@@ -230,6 +241,15 @@ class _BatchBuffers:
         cvel = self.batch.bind("cvel")[:, 1:]
         self.angular, self.linear = cvel[..., :3], cvel[..., 3:]
         self.subtree_com = self.batch.bind("subtree_com")
+
+    def compute_forces(self) -> None:
+        """Computes `cfrc_ext` of every simulation from its last physics step, as Gymnasium does after a step."""
+        import mujoco
+
+        for row in range(self.batch.nsim):
+            self.batch.get_data(row, self._data)
+            mujoco.mj_rnePostConstraint(self._model, self._data)
+            self.views[FORCES][row] = self._data.cfrc_ext
 
 
 def _cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:

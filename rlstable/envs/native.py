@@ -11,6 +11,7 @@ import math
 import operator
 import types
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,16 @@ from flax import struct
 from rlstable.compilation import compatibility, ffi
 from rlstable.device.machine import share_of_cores
 from rlstable.device.trees import Env, EnvState, PyTree
-from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations, Unsupported
+from rlstable.envs.gymnasium_env import GymnasiumEnv
+from rlstable.envs.mujoco_batch import (
+    DERIVED_ARRAYS,
+    FORCES,
+    INPUT_ARRAYS,
+    LINK_ARRAYS,
+    STATE_ARRAYS,
+    Simulations,
+    Unsupported,
+)
 from rlstable.envs.mujoco_model import model_of, physics_steps
 from rlstable.envs.patches import with_functions
 from rlstable.envs.randomized import RandomizedEnv
@@ -136,23 +146,28 @@ class Pipeline:
 
 
 def _state(**arrays: jax.Array) -> State:
-    derived = {name: arrays.pop(name) for name in sorted(DERIVED_ARRAYS & arrays.keys())}
+    derived = {name: arrays.pop(name) for name in sorted((DERIVED_ARRAYS | {FORCES}) & arrays.keys())}
     x = Transform(pos=arrays.pop("x_pos"), rot=arrays.pop("x_rot"))
     xd = Motion(ang=arrays.pop("xd_ang"), vel=arrays.pop("xd_vel"))
     return State(q=arrays["qpos"], qd=arrays["qvel"], x=x, xd=xd, derived=derived, **arrays)
 
 
 def with_native_physics(env: Env, devices: int = 1) -> Env:
-    """Replaces the physics of a new environment, a Brax `PipelineEnv` or a task of Playground, by C MuJoCo, in place.
+    """Replaces the physics of a new environment, Brax's `PipelineEnv` or a task, by C MuJoCo, in place.
 
     Raises Unsupported without a MuJoCo model, or if the environment reads or randomises arrays that C MuJoCo lacks.
     """
     inner = getattr(env, "unwrapped", env)
     model = model_of(inner)
-    is_task = hasattr(inner, "mjx_model")
+    of_gymnasium = isinstance(inner, GymnasiumEnv)
+    is_task = hasattr(inner, "mjx_model") or of_gymnasium
     if model is None or not (is_task or isinstance(inner, PipelineEnv)):
         raise Unsupported("it has no MuJoCo model that Brax's PipelineEnv or a task of Playground simulates")
-    install = _install_in_task if is_task else _install
+    install: Callable[[Any, Pipeline], None] = _install_in_task if is_task else _install
+    if of_gymnasium:
+        install = _install_in_gymnasium
+    # MJX lacks these forces unless a step computes them, as Gymnasium's tasks do.
+    available = DERIVED_ARRAYS | ({FORCES} if of_gymnasium else frozenset())
     own_class = type(inner)
     randomized = env.randomized if isinstance(env, RandomizedEnv) else ()
     threads = share_of_cores(devices)
@@ -163,7 +178,7 @@ def with_native_physics(env: Env, devices: int = 1) -> Env:
         missing = _missing(env)
         if missing is None:
             return env
-        if missing not in DERIVED_ARRAYS:
+        if missing not in available:
             field = "data" if is_task else "pipeline_state"
             raise Unsupported(f"it reads {field}.{missing}, which native physics does not compute")
         derived = (*derived, missing)
@@ -177,6 +192,10 @@ def _install(env: PipelineEnv, pipeline: Pipeline) -> None:
     if type(env).pipeline_step is PipelineEnv.pipeline_step:
         # All physics steps of an action in one call. An environment that overrides `pipeline_step` calls each of them.
         _override(env, pipeline_step=lambda self, state, action: pipeline.steps(self.sys, state, action, frames))
+
+
+def _install_in_gymnasium(env: GymnasiumEnv, pipeline: Pipeline) -> None:
+    env.physics = pipeline
 
 
 def _install_in_task(env: Env, pipeline: Pipeline) -> None:

@@ -33,10 +33,7 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
     The task keeps its own `episode_length`, which some tasks read: training counts `env.episode_length` itself.
     Raises `ConfigError` if the task, an override or a needed file does not exist, or the task has pixels.
     """
-    if config.backend not in (None, "auto", "native", "mjx"):
-        raise ConfigError(
-            f"env.backend: {config.backend} is for Brax's environments; choose auto, native or mjx for Playground's"
-        )
+    require_mujoco(config)
     if config.backend == "native" and config.impl != "auto":
         raise ConfigError(f"env.impl: {config.impl} is of MJX; set env.backend=mjx, or env.impl=auto for C MuJoCo")
     suite = suite_of(config.name)
@@ -75,6 +72,15 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
             f"env.kwargs: Playground cannot build {config.name} with {shown}: {type(error).__name__}: "
             f"{first_line(error)}; change env.kwargs, eval.env_kwargs or env.impl"
         ) from error
+
+
+def require_mujoco(config: EnvConfig) -> None:
+    """Raises ConfigError if the backend is one of Brax's own engines, for a task that has only MuJoCo's physics."""
+    if config.backend not in (None, "auto", "native", "mjx"):
+        raise ConfigError(
+            f"env.backend: {config.backend} is for Brax's environments; choose auto, native or mjx for "
+            f"env={config.source}"
+        )
 
 
 def implementation(config: EnvConfig) -> str:

@@ -61,6 +61,7 @@ def policy_function(run: SavedRun) -> PolicyFunction:
         "iteration": run.iteration,
         "step": run.step,
         "observation": {"input": OBSERVATION, "size": int(mean.size), "key": key if named else None}
+        | {"history": run.config.env.history, "history_order": "oldest first", "history_at_reset": "first observation"}
         | {"normalised": "inside", "mean": mean.tolist(), "std": std.tolist()},
         "action": {"output": ACTION, "size": networks.action_size, "range": [-1.0, 1.0] if squashed else None},
         "action_repeat": run.config.env.action_repeat,

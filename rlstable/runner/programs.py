@@ -19,6 +19,7 @@ from rlstable.device import machine as processor
 from rlstable.device.mjx import uses_warp
 from rlstable.device.precision import Level
 from rlstable.device.seed_devices import SeedDevices, device_count_for
+from rlstable.envs.history import with_history
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
@@ -291,10 +292,14 @@ class Programs:
         Training and evaluation share one environment if both are the same. A user's environment may own a simulator,
         which both would disturb; on several devices each environment has a share of the cores.
         """
-        if self._environments is not None:
-            return self._environments.evaluate
         config = self._config
-        same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and self.device_count == 1
+        if self._environments is not None:
+            return with_history(self._environments.evaluate, config.env.history)
+        same = (
+            config.env.source in ("brax", "gymnasium", "playground")
+            and not config.eval.env_kwargs
+            and self.device_count == 1
+        )
         same = same and (config.eval.randomize or not config.env.is_randomized)
         return setup.single if same else None
 

@@ -28,6 +28,7 @@ from rlstable.device.precision import Precision, level
 from rlstable.device.seed_devices import SeedDevices
 from rlstable.device.transforms import vmap_seeds
 from rlstable.envs.float64 import Float64Physics
+from rlstable.envs.history import with_history
 from rlstable.envs.interface import check, require_unwrapped
 from rlstable.envs.load import Loaded, load
 from rlstable.envs.randomized import MODEL
@@ -87,7 +88,7 @@ class TrainingSetup:
             self.loaded = load(config.env, None, len(stepping.local_devices))
         else:
             require_unwrapped(single)
-            self.loaded = Loaded(single, getattr(single, "backend", None))
+            self.loaded = Loaded(with_history(single, config.env.history), getattr(single, "backend", None))
         self.single = single = self.loaded.env
         if config.env.source in ("import", "object"):  # tracing takes time, and Brax's environments need no check
             check(single, config.env.name, config.network)

@@ -25,7 +25,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 GROUPS = {
     folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in CONFIGS.iterdir() if folder.is_dir()
 }
-ENVS = [name for name in GROUPS["env"] if name not in ("import", "playground")]
+ENVS = [name for name in GROUPS["env"] if name not in ("gymnasium", "import", "playground")]
 OPTIONS = [
     f"{group}={option}"
     for group, options in GROUPS.items()

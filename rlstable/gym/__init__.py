@@ -1,0 +1,1 @@
+"""Any task of rlstable as a Gymnasium environment, single or vectorised."""

@@ -1,0 +1,176 @@
+"""Observation history: exact stacks over resets, in every source of environments, learned from and resumed."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import PreviousObservation
+from short_runs import trained
+from toys import PointMass, assemble, compiled, placed, tiny_config
+
+from rlstable.config import ConfigError
+from rlstable.config.run import EnvConfig
+from rlstable.envs.history import HistoryEnv, with_history
+from rlstable.envs.load import load_env
+from rlstable.envs.vector import VectorEnv, pool_of
+from rlstable.guards.env import Quarantine
+from rlstable.policy.policy import choose_action
+from rlstable.policy.saved_run import open_run
+from rlstable.runner.loop import TrainingLoop
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+LENGTH = 3
+
+
+def played(env: Any, steps: int = 14, **options: Any) -> tuple[Any, Any, Any]:
+    """Observations `[1 + steps, B, ...]`, whether an episode ended before each, and which samples are valid."""
+    vector = VectorEnv(env, 5, 1, options.get("guards", {}))
+    state = vector.reset(jax.random.split(jax.random.PRNGKey(0), 4))
+    pool = pool_of(vector.reset(jax.random.split(jax.random.PRNGKey(1), 3))) if vector.uses_pool else None
+    guard_state = {name: guard.init() for name, guard in vector.guards.items()}
+
+    def step(pool: Any, state: Any, key: jax.Array) -> Any:
+        action = jax.random.uniform(key, (4, 2), minval=-1.0)
+        stepped = vector.step(state, action, pool, key, guard_state)
+        valid = jnp.ones(4, bool) if stepped.valid is None else stepped.valid
+        return stepped.state, (stepped.state.obs, stepped.state.done > 0, valid)
+
+    def play(pool: Any, state: Any, keys: jax.Array) -> Any:
+        return jax.lax.scan(functools.partial(step, pool), state, keys)
+
+    keys = jax.random.split(jax.random.PRNGKey(2), steps)
+    _, (observations, ended, valid) = jax.jit(play)(pool, state, keys)
+    every = jax.tree.map(lambda first, others: np.concatenate([first[None], others]), state.obs, observations)
+    return every, np.concatenate([np.ones((1, 4), bool), ended]), np.asarray(valid)
+
+
+def stacked(observations: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    """The stacks that observations `[T, B, n]` must give, written as a loop."""
+    stacks = np.zeros((*observations.shape[:2], LENGTH * observations.shape[2]), np.float32)
+    for env in range(observations.shape[1]):
+        window: list[np.ndarray] = []
+        for time, observation in enumerate(observations[:, env]):
+            window = [observation] * LENGTH if ended[time, env] else [*window[1:], observation]
+            stacks[time, env] = np.concatenate(window)
+    return stacks
+
+
+def test_stack_holds_the_last_observations_and_only_the_first_after_an_automatic_reset() -> None:
+    plain, ended, _ = played(PointMass())
+    stacks, _, _ = played(HistoryEnv(PointMass(), LENGTH))
+    assert ended[1:].any()
+    np.testing.assert_array_equal(stacks, stacked(plain, ended))
+
+
+def test_every_vector_of_a_dictionary_observation_is_stacked() -> None:
+    plain, ended, _ = played(PointMass(named=True))
+    stacks, _, _ = played(HistoryEnv(PointMass(named=True), LENGTH))
+    assert {name: part.shape[-1] for name, part in stacks.items()} == {"state": 12, "privileged_state": 15}
+    for name, part in plain.items():
+        np.testing.assert_array_equal(stacks[name], stacked(part, ended))
+
+
+def test_quarantine_replaces_the_whole_stack() -> None:
+    """A bad number must not stay in the stack of the next episode."""
+    faulty = PointMass(fault="observation", probability=0.2)
+    stacks, _, valid = played(HistoryEnv(faulty, LENGTH), guards={"quarantine": Quarantine()})
+    after = stacks[1:][~valid]
+    assert len(after) > 3 and np.isfinite(stacks).all()
+    np.testing.assert_array_equal(after, np.tile(after[:, :4], LENGTH))
+
+
+def test_parts_that_are_no_vector_are_not_stacked() -> None:
+    env = HistoryEnv(PointMass(named=True), LENGTH)
+    picture = jnp.zeros((2, 2))
+    stack = {"state": jnp.arange(6.0), "picture": picture}
+    newest = env.newest(stack)
+    np.testing.assert_array_equal(newest["state"], [4.0, 5.0])
+    assert newest["picture"] is picture
+
+
+def test_history_of_one_leaves_the_environment_as_it_is() -> None:
+    env = PointMass()
+    assert with_history(env, 1) is env
+
+
+@pytest.mark.parametrize("backend", ["native", "mjx"])
+def test_native_physics_and_mjx_stack_observations(backend: str) -> None:
+    plain, deep = (
+        load_env(EnvConfig(source="import", name="ball:Stick", backend=backend, history=length)) for length in (1, 2)
+    )
+
+    def two_steps(env: Any, key: jax.Array) -> Any:
+        first = env.reset(key)
+        action = jnp.ones(env.action_size)
+        second = env.step(first, action)
+        return first.obs, second.obs, env.step(second, action).obs
+
+    with jax.default_matmul_precision("highest"):
+        one, two, three = jax.jit(lambda key: two_steps(plain, key))(jax.random.PRNGKey(0))
+        stacks = jax.jit(lambda key: two_steps(deep, key))(jax.random.PRNGKey(0))
+    for stack, pair in zip(stacks, ((one, one), (one, two), (two, three)), strict=True):
+        np.testing.assert_allclose(stack, np.concatenate(pair), atol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "best"), [(2, 1.0), (1, 0.75)])
+def test_task_that_needs_the_past_is_solved_with_history_alone(length: int, best: float) -> None:
+    ppo = {
+        "num_envs": 32, "batch_size": 32, "num_minibatches": 2, "num_updates_per_batch": 4, "unroll_length": 4,
+        "learning_rate": 3e-3, "entropy_cost": 1e-4, "discounting": 0.5, "normalize_observations": False,
+    }  # fmt: skip
+    network = {"policy_hidden_layer_sizes": (16,), "value_hidden_layer_sizes": (16,)}
+    settings = tiny_config(ppo=ppo, network=network, env={"name": "probes:Probe", "episode_length": 10})
+    made, state = assemble(settings, with_history(PreviousObservation(), length))
+    iterate, state = compiled(made), placed(state)
+    for _ in range(300):
+        state, _ = iterate(state)
+    state = jax.device_get(state)
+    # Without history the stack is one observation, which says nothing of the previous one.
+    seen = jnp.array([[p, o][-length:] for p in (-1.0, 1.0) for o in (-1.0, 1.0)])
+    previous = np.array([-1.0, -1.0, 1.0, 1.0])
+    actions, _ = choose_action(
+        made.networks, "default", state.params, state.normalizer, seen, jax.random.PRNGKey(0), True
+    )
+    rewards = 1.0 - np.square(np.asarray(actions)[:, 0] - previous / 2)
+    assert rewards.mean() == pytest.approx(best, abs=0.05)
+
+
+def test_run_resumes_exactly_and_its_policy_states_its_history(tmp_path: Path) -> None:
+    from rlstable.export.function import policy_function
+
+    env = {"name": "toys:PointMass", "history": 2}
+    whole = trained(tmp_path / "whole", env=env, total_steps=256)
+    trained(tmp_path / "halves", env=env, total_steps=128)
+    resumed = trained(tmp_path / "halves", env=env, total_steps=256, resume="auto")
+    for one, other in zip(*(jax.tree.leaves(loop.single.parameters) for loop in (whole, resumed)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    run = open_run(tmp_path / "whole")
+    assert run.policy.act(np.zeros(8)).shape == (2,)
+    described = policy_function(run).metadata["observation"]
+    assert isinstance(described, dict)
+    assert (described["size"], described["history"], described["history_order"]) == (8, 2, "oldest first")
+
+
+def test_run_does_not_resume_with_another_history(tmp_path: Path) -> None:
+    trained(tmp_path, total_steps=128)
+    with pytest.raises(ConfigError, match="resume with the configuration the folder was trained with"):
+        trained(tmp_path, env={"name": "toys:PointMass", "history": 2}, total_steps=256, resume="auto")
+
+
+def test_environment_object_is_stacked_for_training_and_evaluation(tmp_path: Path) -> None:
+    from rlstable.envs.objects import Environments
+
+    env = PointMass()
+    settings = tiny_config(
+        guards={}, env={"source": "object", "name": "toys:PointMass", "backend": None, "history": 2}, devices=1,
+        total_steps=128, eval={"num_evals": 1, "num_envs": 4}, logging={"console": "off"},
+    )  # fmt: skip
+    result = TrainingLoop(settings, tmp_path, environments=Environments(env, env)).run()
+    assert result.policy is not None and result.policy.act(np.zeros(8)).shape == (2,)
+    assert result.metrics["eval/episode_reward"] is not None
