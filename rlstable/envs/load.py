@@ -1,4 +1,4 @@
-"""Loads one environment, from Brax's registry, from MuJoCo Playground or by import path."""
+"""Loads one environment, from Brax's registry, from MuJoCo Playground, by import path or from a robot's model."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.patches import repair_fluid_model, use_own_devices, without_copies
 from rlstable.envs.randomized import RandomizedEnv
+
+_MUJOCO = ("playground", "robot")  # sources whose environments simulate with MuJoCo, in MJX if not in C
 
 
 class Loaded(NamedTuple):
@@ -58,6 +60,12 @@ def load(
     if config.source == "playground":
         # A chosen implementation of MJX asks for MJX.
         backend = "mjx" if config.backend == "auto" and config.impl != "auto" else config.backend
+    elif config.source == "robot":
+        backend = config.backend
+        if backend not in ("auto", "native", "mjx"):
+            raise ConfigError(f"env.backend: {backend} is not for robots; choose auto, native or mjx")
+        if kwargs:
+            raise ConfigError("env.kwargs: a robot has none; its settings are env.task and eval.env_kwargs=null")
     else:
         backend = kwargs.pop("backend", config.backend)
         factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
@@ -65,11 +73,13 @@ def load(
     def build(backend: str | None) -> Loaded:
         if config.source == "playground":  # the model of C MuJoCo is the one of MJX in JAX
             env = playground.load_task(config, kwargs, "jax" if backend == "native" else None)
+        elif config.source == "robot":
+            env = _robot(config, with_mjx=backend != "native" or randomization is not None)
         else:
             env = _build(factory, config, kwargs, backend)
         require_unwrapped(env)
         env = env if randomization is None else RandomizedEnv(env, randomization)
-        own = "mjx" if config.source == "playground" else getattr(env, "backend", None)
+        own = "mjx" if config.source in _MUJOCO else getattr(env, "backend", None)
         return Loaded(env, own)
 
     def native() -> Loaded:
@@ -108,7 +118,7 @@ def load(
     try:
         return native() if preferred == "native" else build(preferred)._replace(backend=preferred)
     except (Unsupported, ConfigError) as error:
-        if config.source == "playground" and isinstance(error, ConfigError):
+        if config.source in _MUJOCO and isinstance(error, ConfigError):
             raise  # MJX would have the same error
         reason = f"{preferred} cannot simulate {config.name}: {error}"
     # The model that a user randomises is mostly of MJX.
@@ -148,6 +158,13 @@ def _build(factory: Callable[..., Env], config: EnvConfig, kwargs: Mapping[str, 
         if not callable(getattr(env, method, None)):
             raise ConfigError(f"env.name: {name} has no method {method}; it must have Brax's Env interface")
     return env
+
+
+def _robot(config: EnvConfig, with_mjx: bool) -> Env:
+    from rlstable.robot.environment import RobotEnv
+
+    assert config.xml is not None and config.task is not None  # the configuration has checked it
+    return RobotEnv(config.xml, config.task, with_mjx)
 
 
 def _brax_class(name: str) -> Callable[..., Env]:

@@ -152,7 +152,7 @@ def with_native_physics(env: Env, devices: int = 1) -> Env:
     is_task = hasattr(inner, "mjx_model")
     if model is None or not (is_task or isinstance(inner, PipelineEnv)):
         raise Unsupported("it has no MuJoCo model that Brax's PipelineEnv or a task of Playground simulates")
-    install = _install_in_task if is_task else _install
+    install = _install_in_robot if hasattr(inner, "simulator") else _install_in_task if is_task else _install
     own_class = type(inner)
     randomized = env.randomized if isinstance(env, RandomizedEnv) else ()
     threads = share_of_cores(devices)
@@ -177,6 +177,11 @@ def _install(env: PipelineEnv, pipeline: Pipeline) -> None:
     if type(env).pipeline_step is PipelineEnv.pipeline_step:
         # All physics steps of an action in one call. An environment that overrides `pipeline_step` calls each of them.
         _override(env, pipeline_step=lambda self, state, action: pipeline.steps(self.sys, state, action, frames))
+
+
+def _install_in_robot(env: Env, pipeline: Pipeline) -> None:
+    """Gives a robot another simulator (`rlstable.robot.simulator`)."""
+    vars(env)["simulator"] = pipeline
 
 
 def _install_in_task(env: Env, pipeline: Pipeline) -> None:
