@@ -91,17 +91,18 @@ def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collecti
     spec = read(path)
     model = compiled(spec, path)
     qpos, root = home_position(model, keyframe(model, task.keyframe)), root_body(model, task.root)
+    bodies, geoms = ({x.id: x for x in elements} for elements in (spec.bodies, spec.geoms))  # before anything is added
     floating = bool((model.jnt_type == mujoco.mjtJoint.mjJNT_FREE).any())
     if task.floor == "always" or (task.floor == "auto" and floating and not geometry.floors(model)):
         _add_floor(spec, model, qpos)
     _convert(spec, model, task.actions)
-    site = spec.bodies[root].add_site(name=ROOT_SITE)
+    site = bodies[root].add_site(name=ROOT_SITE)
     for name, kind in _ROOT_SENSORS.items():
         if name != ACCELERATION or ("accelerometer" in needs and not (model.sensor_type == kind).any()):
             spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=site.name)
-    geoms = feet(model, qpos) if "feet" in needs else []
-    for geom in sorted({*geoms, *(g for name in touching for g in geoms_of(model, name))}):
-        _add_contact_sensor(spec, geom)
+    touched = {g for name in touching for g in geoms_of(model, name)}
+    for geom in sorted(touched | {*(feet(model, qpos) if "feet" in needs else ())}):
+        _add_contact_sensor(spec, geoms[geom], geom_name(model, geom))
     return compiled(spec, path)
 
 
@@ -130,11 +131,10 @@ def _add_floor(spec: mujoco.MjSpec, model: mujoco.MjModel, qpos: np.ndarray) -> 
     )  # fmt: skip
 
 
-def _add_contact_sensor(spec: mujoco.MjSpec, geom: int) -> None:
-    element = spec.geoms[geom]
-    element.name = element.name or f"geom{geom}"
-    sensor = spec.add_sensor(name=CONTACT + element.name, type=mujoco.mjtSensor.mjSENS_CONTACT)
-    sensor.objtype, sensor.objname = mujoco.mjtObj.mjOBJ_GEOM, element.name
+def _add_contact_sensor(spec: mujoco.MjSpec, geom: mujoco.MjsGeom, name: str) -> None:
+    geom.name = name
+    sensor = spec.add_sensor(name=CONTACT + name, type=mujoco.mjtSensor.mjSENS_CONTACT)
+    sensor.objtype, sensor.objname = mujoco.mjtObj.mjOBJ_GEOM, name
     sensor.intprm[:3] = [_FOUND, _NEAREST, 1]
 
 

@@ -6,8 +6,7 @@ The same Python code runs on MJX and on C MuJoCo; only `simulator` differs. Term
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +17,14 @@ from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
 from rlstable.config.schema import first_line
 from rlstable.device.trees import Observation, PyTree
-from rlstable.robot import actions, commands, endings, observations, resets, rewards, terms
+from rlstable.robot import actions, terms
+from rlstable.robot.lists import KEY, Lists
 from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Observer
 from rlstable.robot.simulator import MjxSimulator, Simulator
 
 MEMORY = "memory"  # the entry of `info`
-_KEY = "env.task"
-
-Functions = Mapping[str, Callable[..., Any]]
 
 
 class State(struct.PyTreeNode):
@@ -41,33 +38,6 @@ class State(struct.PyTreeNode):
     info: dict[str, PyTree]
 
 
-class Lists(NamedTuple):
-    """The functions of a task by name, with their parameters."""
-
-    observations: Functions
-    critic: Functions
-    commands: Functions
-    rewards: Functions
-    endings: Functions
-    reset: Functions
-
-    @classmethod
-    def of(cls, task: TaskConfig) -> Lists:
-        return cls(
-            terms.found(observations.TERMS, f"{_KEY}.observations", task.observations),
-            terms.found(observations.TERMS, f"{_KEY}.critic_observations", task.critic_observations),
-            terms.found(commands.TERMS, f"{_KEY}.commands", task.commands),
-            terms.found(rewards.TERMS, f"{_KEY}.rewards", task.rewards),
-            terms.found(endings.TERMS, f"{_KEY}.endings", task.endings),
-            terms.found(resets.TERMS, f"{_KEY}.reset", task.reset),
-        )
-
-    def keyed(self) -> dict[str, Functions]:
-        """The lists by their key in the configuration."""
-        names = ("observations", "critic_observations", "commands", "rewards", "endings", "reset")
-        return {f"{_KEY}.{name}": functions for name, functions in zip(names, self, strict=True)}
-
-
 class RobotEnv:
     """A robot with a task, with the interface of Playground's tasks.
 
@@ -77,18 +47,18 @@ class RobotEnv:
     def __init__(self, path: str, task: TaskConfig, simulates_with_mjx: bool):
         self.task = task
         self.lists = lists = Lists.of(task)
-        every = {f"{key} {name}": f for key, functions in lists.keyed().items() for name, f in functions.items()}
+        every = lists.every()
         needs = {need for function in every.values() for need in terms.needs_of(function)}
         try:
             self.robot = robot = Robot(path, task, sorted({*terms.touching(every)}), needs)
         except ConfigError as error:
-            raise _with_key_of_geoms(error, lists) from None
+            raise lists.named_in(error) from None
         for key, functions in lists.keyed().items():
             terms.check_needs(robot, key, functions, lists.commands)
         self._tracks_feet = "feet" in needs
-        self._observers = {"state": Observer(robot, f"{_KEY}.observations", lists.observations, task.observations)}
+        self._observers = {"state": Observer(robot, f"{KEY}.observations", lists.observations, task.observations)}
         if lists.critic:
-            key = f"{_KEY}.critic_observations"
+            key = f"{KEY}.critic_observations"
             self._observers["privileged_state"] = Observer(robot, key, lists.critic, task.critic_observations)
         self.mjx_model = _on_device(robot.model, path) if simulates_with_mjx else None
         self.simulator: Simulator = MjxSimulator(robot.model)
@@ -240,19 +210,19 @@ class RobotEnv:
 
     def _check_terms(self) -> None:
         """Traces every term on the model at home; raises ConfigError for the first that fails or is no number."""
-        data = self.robot.data_at_home()
+        data = self.robot.forward()
         zeros = jnp.zeros(self.action_size)
         key = jax.random.PRNGKey(0)
         for name, function in self.lists.commands.items():
-            jax.eval_shape(lambda k, f=function, n=name: terms.called(f"{_KEY}.commands.{n}", f, self.robot, k), key)
+            jax.eval_shape(lambda k, f=function, n=name: terms.called(f"{KEY}.commands.{n}", f, self.robot, k), key)
         ((name, reset),) = self.lists.reset.items()
-        jax.eval_shape(lambda k: terms.called(f"{_KEY}.reset.{name}", reset, self.robot, k), key)
+        jax.eval_shape(lambda k: terms.called(f"{KEY}.reset.{name}", reset, self.robot, k), key)
         memory = jax.eval_shape(lambda k: self._first_memory(data, k, k), key)
         for observer in self._observers.values():
             observer.measure(data, memory, zeros)
         for kind in ("rewards", "endings"):
             for name, function in getattr(self.lists, kind).items():
-                key_of_term = f"{_KEY}.{kind}.{name}"
+                key_of_term = f"{KEY}.{kind}.{name}"
                 traced = functools.partial(terms.called, key_of_term, function, self.robot, data)
                 shape = getattr(jax.eval_shape(lambda m, f=traced: f(m, zeros), memory), "shape", None)
                 if shape != ():
@@ -269,14 +239,3 @@ def _on_device(model: mujoco.MjModel, path: str) -> PyTree:
             f"env.xml: MJX cannot simulate {path}: {first_line(error)}; change the model, or set env.backend=native "
             "for C MuJoCo on a CPU"
         ) from None
-
-
-def _with_key_of_geoms(error: ConfigError, lists: Lists) -> ConfigError:
-    """An error about contacts with the key of the term that asks for them."""
-    if not str(error).startswith("geoms: "):
-        return error
-    for key, functions in lists.keyed().items():
-        for name, function in functions.items():
-            if any(repr(geom) in str(error) for geom in terms.touching({name: function})):
-                return ConfigError(f"{key}.{name}.{error}")
-    return error

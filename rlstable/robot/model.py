@@ -180,10 +180,12 @@ class Robot:
                 qvel = qvel.at[dof].add(jnp.asarray(self.model.jnt_axis[joint][:2], jnp.float32) @ push)
         return qvel
 
-    def data_at_home(self) -> Any:
-        """MuJoCo's data at home, with the shapes of MJX, to try terms on."""
+    def forward(self, qpos: Any = None, qvel: Any = None, ctrl: Any = None) -> Any:
+        """C MuJoCo's data of a state, with the shapes of MJX, to try terms on; None for home, rest, home controls."""
         data = mujoco.MjData(self.model)
-        data.qpos[:], data.ctrl[:] = self.home, self.of_actuators("home")
+        data.qpos[:] = self.home if qpos is None else qpos
+        data.qvel[:] = 0.0 if qvel is None else qvel
+        data.ctrl[:] = self.of_actuators("home") if ctrl is None else ctrl
         mujoco.mj_forward(self.model, data)
         return _WithShapesOfMjx(data)
 
