@@ -23,7 +23,7 @@ _ROOT_SENSORS = {
     ACCELERATION: mujoco.mjtSensor.mjSENS_ACCELEROMETER,
 }
 # A foot is a geom whose lowest point is at most this share of the robot's height above the lowest of all.
-_FOOT_HEIGHT = 0.05
+_FOOT_HEIGHT = 0.03
 _FOUND, _NEAREST = 1, 1  # data and reduction of MuJoCo's contact sensor
 
 

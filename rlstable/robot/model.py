@@ -215,7 +215,7 @@ class Robot:
     @functools.lru_cache(maxsize=8)  # noqa: B019  (a robot lives as long as its program)
     def reachable(self, site: int) -> np.ndarray:
         """Positions of a site in random poses within the joints' ranges, `[samples, 3]`."""
-        return np.array([data.site_xpos[site] for data in self._random_poses()], np.float32)
+        return np.array([data.site_xpos[site].copy() for data in self._random_poses()], np.float32)
 
     @functools.cached_property
     def mass_heights(self) -> tuple[float, float]:

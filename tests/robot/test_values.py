@@ -78,7 +78,10 @@ REWARDS = {
     "feet_air_time": Case(5.0, memory={**FORWARD, "landed_after": np.array([0.3, 0, 0, 0])}),  # 0.1 s in 0.02 s
     "slip": Case(
         26.0,
-        memory={"contact": np.array([1, 0, 0, 1.0]), "foot_velocities": np.array([[3, 4, 9], [5, 5, 5], [0] * 3, [1, 0, 0.0]])},
+        memory={
+            "contact": np.array([1, 0, 0, 1.0]),
+            "foot_velocities": np.array([[3, 4, 9], [5, 5, 5], [0] * 3, [1, 0, 0.0]]),
+        },
     ),
     "reach": Case(np.exp(-1), ARM, memory={"command": {"pose": np.array([0.0, 0.0, 0.95])}}),
     "contact": Case(1.0, parameters=GEOMS, qpos=lifted(-0.002)),
