@@ -105,6 +105,27 @@ class PushConfig(Section):
     speed: NonNegative
 
 
+def _positive(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[0] <= 0:
+        raise ValueError(f"[{pair[0]:g}, {pair[1]:g}] are factors; both must be above 0")
+    return pair
+
+
+Factors = Annotated[Range, AfterValidator(_positive)]
+
+
+class RandomizationConfig(Section):
+    """Ranges from which each environment draws factors for its model."""
+
+    mass: Factors | None
+    center_of_mass: Positive | None
+    friction: Factors | None
+    damping: Factors | None
+    armature: Factors | None
+    gains: Factors | None
+    gravity: Factors | None
+
+
 class TaskConfig(Section):
     """The task of a robot."""
 
@@ -120,6 +141,11 @@ class TaskConfig(Section):
     endings: Terms[TermConfig]
     reset: Terms[TermConfig]
     pushes: PushConfig | None
+    randomization: RandomizationConfig
+
+    @property
+    def is_randomized(self) -> bool:
+        return any(value is not None for _, value in self.randomization)
 
     @model_validator(mode="after")
     def _check(self) -> TaskConfig:

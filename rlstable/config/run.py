@@ -65,7 +65,8 @@ class EnvConfig(Section, at="env"):
 
     @property
     def is_randomized(self) -> bool:
-        return self.randomize or self.randomization_fn is not None
+        by_ranges = self.task is not None and self.task.is_randomized
+        return self.randomize or self.randomization_fn is not None or by_ranges
 
     @property
     def is_foreign(self) -> bool:
@@ -101,6 +102,8 @@ class EnvConfig(Section, at="env"):
             needed = "is missing; give the model's file: env.xml=robot.xml" if key == "xml" else "needs env=robot"
             require(given or not is_robot, key, needed)
             require(is_robot or not given, key, f"needs env=robot, not env.source={source}")
+        twice = function is not None and self.task is not None and self.task.is_randomized
+        require(not twice, "randomization_fn", "must be null with env.task.randomization; choose one of both")
         length, repeat = self.episode_length, self.action_repeat
         fits = f"{length - length % repeat or repeat} would fit"
         whole = f"{length} is not a multiple of env.action_repeat={repeat}; {fits}"

@@ -22,7 +22,7 @@ from rlstable.envs.interface import location, require_unwrapped, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.patches import repair_fluid_model, use_own_devices, without_copies
-from rlstable.envs.randomized import RandomizedEnv
+from rlstable.envs.randomized import RandomizationFn, RandomizedEnv
 
 _MUJOCO = ("playground", "robot")  # sources whose environments simulate with MuJoCo, in MJX if not in C
 
@@ -55,7 +55,7 @@ def load(
     use_own_devices()
     randomization = None
     if randomize and config.is_randomized:
-        randomization = playground.randomizer(config.name) if config.randomize else randomization_fn(config)
+        randomization = _randomization(config)
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
     if config.source == "playground":
         # A chosen implementation of MJX asks for MJX.
@@ -158,6 +158,14 @@ def _build(factory: Callable[..., Env], config: EnvConfig, kwargs: Mapping[str, 
         if not callable(getattr(env, method, None)):
             raise ConfigError(f"env.name: {name} has no method {method}; it must have Brax's Env interface")
     return env
+
+
+def _randomization(config: EnvConfig) -> RandomizationFn:
+    if config.task is not None and config.task.is_randomized:
+        from rlstable.robot.randomization import by_ranges
+
+        return by_ranges(config.task.randomization)
+    return playground.randomizer(config.name) if config.randomize else randomization_fn(config)
 
 
 def _robot(config: EnvConfig, with_mjx: bool) -> Env:
