@@ -19,6 +19,7 @@ from rlstable.config.schema import (
     ConfigError,
     Count,
     CountOrZero,
+    FileName,
     Finite,
     Flag,
     FolderName,
@@ -56,7 +57,7 @@ class EnvConfig(Section, at="env"):
     randomization_fn: str | None
     randomize: Flag
     impl: Literal["auto", "jax", "warp"]
-    xml: FolderName | None
+    xml: FileName | None
     task: TaskConfig | None
 
     @property

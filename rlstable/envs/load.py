@@ -65,7 +65,7 @@ def load(
         if backend not in ("auto", "native", "mjx"):
             raise ConfigError(f"env.backend: {backend} is not for robots; choose auto, native or mjx")
         if kwargs:
-            raise ConfigError("env.kwargs: a robot has none; its settings are env.task and eval.env_kwargs=null")
+            raise ConfigError("env.kwargs: a robot has none; change env.task, and leave eval.env_kwargs=null")
     else:
         backend = kwargs.pop("backend", config.backend)
         factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)

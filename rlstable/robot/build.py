@@ -139,7 +139,7 @@ def _add_contact_sensor(spec: mujoco.MjSpec, geom: mujoco.MjsGeom, name: str) ->
 
 
 def kind_of(model: mujoco.MjModel, actuator: int) -> str:
-    """What the control of an actuator means: a target `position` or `velocity`, or else a `torque`."""
+    """Meaning of an actuator's control: a target `position` or `velocity`, or else a `torque`."""
     gain, bias = model.actuator_gainprm[actuator, 0], model.actuator_biasprm[actuator]
     if model.actuator_biastype[actuator] != mujoco.mjtBias.mjBIAS_AFFINE:
         return "torque"

@@ -7,7 +7,7 @@ from flax import struct
 
 
 class Memory(struct.PyTreeNode):
-    """What one environment remembers from step to step; an entry of `info`, so resets and resumes restore it.
+    """The values that one environment keeps from step to step, in `info`, which resets and resumes restore.
 
     Attributes:
         rng: Random key.

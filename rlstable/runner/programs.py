@@ -294,7 +294,8 @@ class Programs:
         if self._environments is not None:
             return self._environments.evaluate
         config = self._config
-        same = config.env.source in ("brax", "playground") and not config.eval.env_kwargs and self.device_count == 1
+        known = config.env.source in ("brax", "playground", "robot")
+        same = known and not config.eval.env_kwargs and self.device_count == 1
         same = same and (config.eval.randomize or not config.env.is_randomized)
         return setup.single if same else None
 

@@ -28,7 +28,7 @@ def test_robot_trains_from_a_file_and_reports_each_term(tmp_path: Path) -> None:
     "words, message",
     [
         (["+env.task.rewards.uprigth={weight: 1}"], "env.task.rewards.uprigth: there is no term"),
-        (["env.xml=missing.xml"], "env.xml: there is no file missing.xml"),
+        (["env.xml=/missing.xml"], "env.xml: there is no file /missing.xml"),
         (["env.task.rewards.raised.weight=much"], "env.task.rewards.raised.weight: 'much' must be a number"),
     ],
 )
