@@ -22,8 +22,7 @@ _ROOT_SENSORS = {
     ANGULAR_VELOCITY: mujoco.mjtSensor.mjSENS_GYRO,
     ACCELERATION: mujoco.mjtSensor.mjSENS_ACCELEROMETER,
 }
-# A foot is a geom whose lowest point is at most this share of the robot's height above the lowest of all.
-_FOOT_HEIGHT = 0.03
+_FOOT_HEIGHT = 0.1  # a foot is at most this share of the robot's height above the lowest point of all
 _FOUND, _NEAREST = 1, 1  # data and reduction of MuJoCo's contact sensor
 
 
@@ -76,14 +75,17 @@ def root_body(model: mujoco.MjModel, name: str | None) -> int:
 
 
 def feet(model: mujoco.MjModel, qpos: np.ndarray) -> list[int]:
-    """Geoms that touch the floor at home: those whose lowest points are the lowest of the robot."""
-    data = geometry.in_pose(model, qpos)
-    heights = {geom: geometry.lowest(model, data, geom) for geom in geometry.colliding(model)}
+    """Geoms that touch the floor at home: the lowest one of each limb's last body, if no other is much lower."""
+    data, geoms = geometry.in_pose(model, qpos), geometry.colliding(model)
+    heights = {geom: geometry.lowest(model, data, geom) for geom in geoms}
     if not heights:
         return []
     bottom = min(heights.values())
-    height = max(float(data.geom_xpos[geom, 2]) for geom in heights) - bottom
-    return [geom for geom, low in heights.items() if low - bottom <= _FOOT_HEIGHT * height]
+    reach = _FOOT_HEIGHT * (max(float(data.geom_xpos[geom, 2]) for geom in geoms) - bottom)
+    bodies = {int(model.geom_bodyid[geom]) for geom in geoms}
+    last = bodies - {int(model.body_parentid[body]) for body in bodies}
+    lowest = [min((g for g in geoms if model.geom_bodyid[g] == body), key=heights.__getitem__) for body in last]
+    return sorted(geom for geom in lowest if heights[geom] - bottom <= reach)
 
 
 def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collection[str]) -> mujoco.MjModel:

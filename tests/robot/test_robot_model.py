@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import brax
 import mujoco
 import numpy as np
 import pytest
@@ -61,6 +62,20 @@ def test_model_without_a_keyframe_is_at_home_in_its_first_position() -> None:
     found = robot("hopper", "feet")
     np.testing.assert_array_equal(found.home, found.model.qpos0)
     assert [found.model.geom(geom).name for geom in found.feet] == ["foot"]
+
+
+@pytest.mark.parametrize(
+    "model, names",
+    [
+        ("ant", ["left_foot_geom", "right_foot_geom", "third_foot_geom", "fourth_foot_geom"]),
+        ("half_cheetah", ["bfoot", "ffoot"]),
+        ("humanoid", ["right_foot", "left_foot"]),
+        ("walker2d", ["foot_geom", "foot_left_geom"]),
+    ],
+)
+def test_feet_of_well_known_models_are_the_last_geoms_of_their_legs(model: str, names: list[str]) -> None:
+    found = robot(str(Path(brax.__file__).parent / "envs" / "assets" / model), "feet")
+    assert [found.model.geom(geom).name for geom in found.feet] == names
 
 
 def test_joints_are_all_but_the_unactuated_ones_of_the_root() -> None:
