@@ -28,7 +28,7 @@ from rlstable.device.trees import PyTree
 
 BRAX_PIPELINE = "_pipeline"
 # Fields with the model that domain randomisation replaces: Brax's environments, and Playground's tasks.
-RANDOMIZED_FIELDS = ("sys", "_mjx_model")
+RANDOMIZED_FIELDS = ("sys", "_mjx_model", "mjx_model")
 
 
 def coordination() -> Any:

@@ -1,14 +1,20 @@
-"""Hashes the files that programs are traced from, and knows whether this process runs them unmodified."""
+"""Hashes the files that programs are traced from, knows whether this process runs them unmodified, imports more."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import importlib
 import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from rlstable.config import ConfigError
+from rlstable.config.schema import first_line
 
 # Packages whose files are hashed; all other installed packages are identified by their version.
 _PACKAGES = ("rlstable", "brax", "mujoco.mjx", "flax", "optax")
@@ -65,6 +71,30 @@ def digest_of_modules(*names: str) -> str:
     for name, path in files:
         digest.update(f"{name}\n".encode() + hashlib.blake2s(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def imported(path: str, key: str, own: bool = True) -> Any:
+    """The object at `package.module:attribute`; a ConfigError that names `key` if there is none.
+
+    Python also searches the current folder if the module is the user's own.
+    """
+    name, _, attribute = path.partition(":")
+    if own and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    mark_process_modified()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{key}: no module {error.name!r} for {path!r}; install it, or run the command in its folder"
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"{key}: {name} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
+    if not hasattr(module, attribute):
+        close = difflib.get_close_matches(attribute, vars(module), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"{key}: module {name} has no {attribute!r}{hint}")
+    return getattr(module, attribute)
 
 
 def _installed() -> list[str]:

@@ -59,7 +59,7 @@ def programs_of(config: Config, mesh: Mesh, env: Env | None = None) -> Builder:
     - several processes, which must compile the same text whether their cache folder has it or not
     - MJX-Warp, whose programs call functions of one process
 
-    `env` is only read for a task of Playground or Gymnasium.
+    `env` is only read for a task of Playground or Gymnasium, and for a robot.
     """
     precision, options = level(config.precision), compiler_options(config.deterministic, config.compiles_quickly)
     folder = program_cache_folder() if config.compile_cache is not None else None
@@ -79,13 +79,13 @@ def _sources_of(config: EnvConfig, env: object) -> str | None:
     if config.source == "brax":
         return sources.fingerprint()
     model = getattr(env, "mj_model", None)
-    package = {"playground": "mujoco_playground", "gymnasium": "gymnasium"}.get(config.source)
-    if package is None or model is None or uses_warp(env):
+    known = {"playground": ["mujoco_playground"], "gymnasium": ["gymnasium"], "robot": []}
+    if config.source not in known or config.own_terms or model is None or uses_warp(env):
         return None
-    # The compiled model stands for the meshes and textures of MuJoCo Menagerie, which are too large to hash as files.
+    # The compiled model stands for its file with all meshes and textures, which are too large to hash as files.
     content = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, content)
-    files = sources.fingerprint(package)
+    files = sources.fingerprint(*known[config.source])
     return None if files is None else files + hashlib.blake2s(content.data).hexdigest()
 
 

@@ -14,10 +14,12 @@ from rlstable.config.faults import FaultConfig
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.ppo import PPOConfig
+from rlstable.config.robot import TaskConfig
 from rlstable.config.schema import (
     ConfigError,
     Count,
     CountOrZero,
+    FileName,
     Finite,
     Flag,
     FolderName,
@@ -41,7 +43,7 @@ _AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval
 class EnvConfig(Section, at="env"):
     """The training environment."""
 
-    source: Literal["brax", "gymnasium", "import", "object", "playground"]
+    source: Literal["brax", "gymnasium", "import", "object", "playground", "robot"]
     name: str
     backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None
     episode_length: Count
@@ -56,6 +58,8 @@ class EnvConfig(Section, at="env"):
     randomization_fn: str | None
     randomize: Flag
     impl: Literal["auto", "jax", "warp"]
+    xml: FileName | None
+    task: TaskConfig | None
 
     @property
     def package(self) -> str:
@@ -63,7 +67,8 @@ class EnvConfig(Section, at="env"):
 
     @property
     def is_randomized(self) -> bool:
-        return self.randomize or self.randomization_fn is not None
+        by_ranges = self.task is not None and self.task.is_randomized
+        return self.randomize or self.randomization_fn is not None or by_ranges
 
     @property
     def is_foreign(self) -> bool:
@@ -71,9 +76,14 @@ class EnvConfig(Section, at="env"):
         return self.source == "import" and self.package not in _KNOWN_PACKAGES
 
     @property
+    def own_terms(self) -> list[str]:
+        """Import paths of the user's own terms of a robot's task."""
+        return [] if self.task is None else self.task.own_functions
+
+    @property
     def may_keep_counters(self) -> bool:
-        """Whether a reset keeps `info` of a user's environment; tasks known by name are made for that."""
-        known = self.source in ("brax", "gymnasium", "playground") or self.package in _KNOWN_PACKAGES
+        """Whether a reset keeps `info` of a user's environment; tasks known by name and robots are made for that."""
+        known = self.source in ("brax", "gymnasium", "playground", "robot") or self.package in _KNOWN_PACKAGES
         return not known and self.reset == "cached" and not self.restore_info
 
     @model_validator(mode="after")
@@ -89,6 +99,13 @@ class EnvConfig(Section, at="env"):
             require(getattr(self, key) is None, key, "must be null: an environment object cannot be changed")
         other = "needs env=playground; env.backend chooses the physics of other environments"
         require(self.impl == "auto" or source == "playground", "impl", other)
+        for key in ("xml", "task"):
+            is_robot, given = source == "robot", getattr(self, key) is not None
+            needed = "is missing; give the model's file: env.xml=robot.xml" if key == "xml" else "needs env=robot"
+            require(given or not is_robot, key, needed)
+            require(is_robot or not given, key, f"needs env=robot, not env.source={source}")
+        twice = function is not None and self.task is not None and self.task.is_randomized
+        require(not twice, "randomization_fn", "must be null with env.task.randomization; choose one of both")
         length, repeat = self.episode_length, self.action_repeat
         fits = f"{length - length % repeat or repeat} would fit"
         whole = f"{length} is not a multiple of env.action_repeat={repeat}; {fits}"

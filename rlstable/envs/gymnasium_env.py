@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from rlstable.config import ConfigError
 from rlstable.device.trees import PyTree
 from rlstable.envs.gymnasium_specs import spec_of
 from rlstable.envs.gymnasium_tasks import TASKS, Transition, View
+from rlstable.robot.simulator import MjxSimulator, Simulator
 
 
 @struct.dataclass
@@ -30,31 +31,6 @@ class State:
     info: dict[str, Any]
 
 
-class Physics(Protocol):
-    """Simulates a model; native physics is `native.Pipeline`."""
-
-    def start(self, model: PyTree, **arrays: jax.Array) -> PyTree: ...
-
-    def steps(self, model: PyTree, state: PyTree, action: jax.Array, n_substeps: int = 1) -> PyTree: ...
-
-
-class MjxPhysics:
-    """MJX in JAX; with `forces` it computes `cfrc_ext` after the steps, as Gymnasium does."""
-
-    def __init__(self, forces: bool):
-        self._forces = forces
-
-    def start(self, model: PyTree, **arrays: jax.Array) -> PyTree:
-        return mjx.forward(model, mjx.make_data(model).replace(**arrays))
-
-    def steps(self, model: PyTree, state: PyTree, action: jax.Array, n_substeps: int = 1) -> PyTree:
-        def step(data: PyTree, _: None) -> tuple[PyTree, None]:
-            return mjx.step(model, data), None
-
-        data, _ = jax.lax.scan(step, state.replace(ctrl=action), None, length=n_substeps)
-        return mjx.rne_postconstraint(model, data) if self._forces else data
-
-
 class GymnasiumEnv:
     """A task of Gymnasium by its name, `Ant-v5`, with Gymnasium's arguments as `kwargs`.
 
@@ -67,7 +43,7 @@ class GymnasiumEnv:
         self.mj_model = mujoco.MjModel.from_xml_path(str(spec.model_file))
         self.n_substeps = spec.frame_skip
         self.dt = float(self.mj_model.opt.timestep) * spec.frame_skip
-        self.physics: Physics = MjxPhysics(self._task.forces(spec.arguments))
+        self.simulator: Simulator = MjxSimulator(self.mj_model, self._task.forces(spec.arguments))
         low, high = np.asarray(self.mj_model.actuator_ctrlrange, np.float32).T
         self._middle, self._reach = (low + high) / 2, (high - low) / 2
 
@@ -88,7 +64,7 @@ class GymnasiumEnv:
 
     @property
     def _mjx_model(self) -> PyTree:
-        """The model for `physics`; native physics reads only its randomised arrays."""
+        """The model for the simulator; native physics reads only its randomised arrays."""
         return getattr(self, "mjx_model", None)
 
     @property
@@ -102,7 +78,7 @@ class GymnasiumEnv:
     def reset(self, rng: jax.Array) -> State:
         blank = View(self.mj_model, None, self._arguments, first=True)
         qpos, qvel = self._task.draw(blank, rng)
-        data = self.physics.start(self._mjx_model, qpos=qpos, qvel=qvel)
+        data = self.simulator.start(self._mjx_model, qpos=qpos, qvel=qvel)
         # Gymnasium's first observation has the quaternion before MuJoCo normalises it.
         first = self._view(data.replace(qpos=qpos), True)
         parts, _ = self._task.judge(Transition(first, first, jnp.zeros(self.action_size), self.dt))
@@ -111,7 +87,7 @@ class GymnasiumEnv:
 
     def step(self, state: State, action: jax.Array) -> State:
         ctrl = self._middle + self._reach * action
-        data = self.physics.steps(self._mjx_model, state.data, ctrl, self.n_substeps)
+        data = self.simulator.steps(self._mjx_model, state.data, ctrl, self.n_substeps)
         step = Transition(self._view(state.data), self._view(data), ctrl, self.dt)
         parts, ended = self._task.judge(step)
         reward = jnp.sum(jnp.stack(list(parts.values())))

@@ -1,4 +1,4 @@
-"""Loads one environment, from Brax's registry, from MuJoCo Playground, from Gymnasium or by import path."""
+"""Loads one environment: from Brax, MuJoCo Playground or Gymnasium, by import path or from a robot's model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.patches import repair_fluid_model, use_own_devices, without_copies
 from rlstable.envs.playground import require_mujoco
-from rlstable.envs.randomized import RandomizedEnv
+from rlstable.envs.randomized import RandomizationFn, RandomizedEnv
+
+_MUJOCO = ("gymnasium", "playground", "robot")  # sources whose environments simulate with MuJoCo, in MJX if not in C
 
 
 class Loaded(NamedTuple):
@@ -62,7 +64,7 @@ def _without_history(
     use_own_devices()
     randomization = None
     if randomize and config.is_randomized:
-        randomization = playground.randomizer(config.name) if config.randomize else randomization_fn(config)
+        randomization = _randomization(config)
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
     if config.source == "gymnasium":
         backend = config.backend
@@ -70,6 +72,12 @@ def _without_history(
     elif config.source == "playground":
         # A chosen implementation of MJX asks for MJX.
         backend = "mjx" if config.backend == "auto" and config.impl != "auto" else config.backend
+    elif config.source == "robot":
+        backend = config.backend
+        if backend not in ("auto", "native", "mjx"):
+            raise ConfigError(f"env.backend: {backend} is not for robots; choose auto, native or mjx")
+        if kwargs:
+            raise ConfigError("env.kwargs: a robot has none; change env.task, and leave eval.env_kwargs=null")
     else:
         backend = kwargs.pop("backend", config.backend)
         factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
@@ -79,11 +87,13 @@ def _without_history(
             env = playground.load_task(config, kwargs, "jax" if backend == "native" else None)
         elif config.source == "gymnasium":
             env = _gymnasium_task(config, kwargs, backend != "native" or randomization is not None)
+        elif config.source == "robot":
+            env = _robot(config, with_mjx=backend != "native" or randomization is not None)
         else:
             env = _build(factory, config, kwargs, backend)
         require_unwrapped(env)
         env = env if randomization is None else RandomizedEnv(env, randomization)
-        own = "mjx" if config.source in ("playground", "gymnasium") else getattr(env, "backend", None)
+        own = "mjx" if config.source in _MUJOCO else getattr(env, "backend", None)
         return Loaded(env, own)
 
     def native() -> Loaded:
@@ -122,7 +132,7 @@ def _without_history(
     try:
         return native() if preferred == "native" else build(preferred)._replace(backend=preferred)
     except (Unsupported, ConfigError) as error:
-        if config.source in ("playground", "gymnasium") and isinstance(error, ConfigError):
+        if config.source in _MUJOCO and isinstance(error, ConfigError):
             raise  # MJX would have the same error
         reason = f"{preferred} cannot simulate {config.name}: {error}"
     # The model that a user randomises is mostly of MJX.
@@ -172,6 +182,21 @@ def _gymnasium_task(config: EnvConfig, kwargs: Mapping[str, object], with_mjx: b
     if with_mjx:
         task.make_mjx_model()
     return task
+
+
+def _randomization(config: EnvConfig) -> RandomizationFn:
+    if config.task is not None and config.task.is_randomized:
+        from rlstable.robot.randomization import by_ranges
+
+        return by_ranges(config.task.randomization)
+    return playground.randomizer(config.name) if config.randomize else randomization_fn(config)
+
+
+def _robot(config: EnvConfig, with_mjx: bool) -> Env:
+    from rlstable.robot.environment import RobotEnv
+
+    assert config.xml is not None and config.task is not None  # the configuration has checked it
+    return RobotEnv(config.xml, config.task, with_mjx)
 
 
 def _brax_class(name: str) -> Callable[..., Env]:

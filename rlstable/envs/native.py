@@ -160,12 +160,12 @@ def with_native_physics(env: Env, devices: int = 1) -> Env:
     inner = getattr(env, "unwrapped", env)
     model = model_of(inner)
     of_gymnasium = isinstance(inner, GymnasiumEnv)
-    is_task = hasattr(inner, "mjx_model") or of_gymnasium
+    is_task = hasattr(inner, "mjx_model") or hasattr(inner, "simulator")
     if model is None or not (is_task or isinstance(inner, PipelineEnv)):
         raise Unsupported("it has no MuJoCo model that Brax's PipelineEnv or a task of Playground simulates")
     install: Callable[[Any, Pipeline], None] = _install_in_task if is_task else _install
-    if of_gymnasium:
-        install = _install_in_gymnasium
+    if hasattr(inner, "simulator"):
+        install = _install_as_simulator
     # MJX lacks these forces unless a step computes them, as Gymnasium's tasks do.
     available = DERIVED_ARRAYS | ({FORCES} if of_gymnasium else frozenset())
     own_class = type(inner)
@@ -194,8 +194,9 @@ def _install(env: PipelineEnv, pipeline: Pipeline) -> None:
         _override(env, pipeline_step=lambda self, state, action: pipeline.steps(self.sys, state, action, frames))
 
 
-def _install_in_gymnasium(env: GymnasiumEnv, pipeline: Pipeline) -> None:
-    env.physics = pipeline
+def _install_as_simulator(env: Env, pipeline: Pipeline) -> None:
+    """Replaces the `rlstable.robot.simulator.Simulator` of a robot or of a task of Gymnasium."""
+    vars(env)["simulator"] = pipeline
 
 
 def _install_in_task(env: Env, pipeline: Pipeline) -> None:

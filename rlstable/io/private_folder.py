@@ -26,6 +26,8 @@ def code_named(config: Config) -> str | None:
     """The key that names code outside rlstable, Brax and Playground, as `key=value`; None without one."""
     if config.env.is_foreign:
         return f"env.name={config.env.name}"
+    if config.env.own_terms:
+        return f"env.task: {config.env.own_terms[0]}"
     if config.env.randomization_fn is not None:
         return f"env.randomization_fn={config.env.randomization_fn}"
     # Compiled programs are machine code.

@@ -16,7 +16,9 @@ CONTROLS = (
     '<p class="controls"><label>smoothing <input id="smoothing" type="range" min="0" max="0.98" step="0.02" '
     'value="0" autocomplete="off"></label></p>'
 )
-_FIRST = ("Episode length", "Value loss", "Policy distance", "Explained variance", "Entropy", "Throughput")
+_TERM = "episode/reward/"  # prefix of the metrics of a reward's terms
+_BY_TERM = "Reward by term"
+_FIRST = (_BY_TERM, "Episode length", "Value loss", "Policy distance", "Explained variance", "Entropy", "Throughput")
 _NORMAL_95 = 1.96  # standard errors to each side
 
 
@@ -25,9 +27,10 @@ class Panel(NamedTuple):
 
     title: str
     note: str  # meaning or unit
-    keys: dict[str, str]  # metrics by name of the line; the second line is dashed
+    keys: dict[str, str]  # metrics by name of the line; the second line is dashed, unless `alike`
     may_be_log: bool = False  # whether a wide range gets a logarithmic scale
     band: tuple[str, str] | None = None  # metrics of the edges of a band around the first line
+    alike: bool = False  # whether all lines are of one kind
 
 
 PANELS = (
@@ -62,7 +65,7 @@ def curves(records: Sequence[RunRecord], of_seeds: bool) -> str:
 
     `of_seeds` says whether the runs differ only in their seed.
     """
-    drawn = {panel.title: figure(panel, records, of_seeds) for panel in PANELS[1:]}
+    drawn = {panel.title: figure(panel, records, of_seeds) for panel in (*_by_term(records), *PANELS[1:])}
     first, rest = (
         [svg for title, svg in drawn.items() if svg and (title in _FIRST) == wanted] for wanted in (True, False)
     )
@@ -71,6 +74,15 @@ def curves(records: Sequence[RunRecord], of_seeds: bool) -> str:
     shown, folded = (f'<div class="charts">{"".join(figures)}</div>' for figures in (first, rest))
     more = f"<details><summary>{len(rest)} more curves</summary>{folded}</details>" if rest else ""
     return f"<h2>Curves</h2>{shown}{more}"
+
+
+def _by_term(records: Sequence[RunRecord]) -> list[Panel]:
+    """The chart of the terms of the reward, if the environment reports them; of one run only."""
+    if len(records) > 1:
+        return []
+    found = sorted({key for row in records[0].rows for key in row if key.startswith(_TERM)})
+    terms = {key.removeprefix(_TERM): key for key in found}
+    return [Panel(_BY_TERM, "mean sum over an episode in training", terms, alike=True)] if terms else []
 
 
 def figure(panel: Panel, records: Sequence[RunRecord], of_seeds: bool) -> str:
@@ -128,7 +140,8 @@ def _lines(panel: Panel, record: RunRecord, index: int, runs: int) -> list[Line]
         if not values.size:
             continue
         label = name if runs == 1 else f"{record.name}, {name}"
-        line = Line(label, steps, values, (index if runs > 1 else place) % COLOURS, dashed=place > 0)
+        dashed = place > 0 and not panel.alike
+        line = Line(label, steps, values, (index if runs > 1 else place) % COLOURS, dashed=dashed)
         if place == 0 and panel.band is not None:
             low, high = (record.series(edge)[1] for edge in panel.band)
             line = line._replace(band=(low, high)) if len(low) == len(high) == len(values) else line

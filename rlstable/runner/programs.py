@@ -295,11 +295,8 @@ class Programs:
         config = self._config
         if self._environments is not None:
             return with_history(self._environments.evaluate, config.env.history)
-        same = (
-            config.env.source in ("brax", "gymnasium", "playground")
-            and not config.eval.env_kwargs
-            and self.device_count == 1
-        )
+        known = config.env.source in ("brax", "gymnasium", "playground", "robot")
+        same = known and not config.eval.env_kwargs and self.device_count == 1
         same = same and (config.eval.randomize or not config.env.is_randomized)
         return setup.single if same else None
 

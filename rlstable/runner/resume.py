@@ -30,7 +30,7 @@ _PLANNED_FOR = (
 )  # fmt: skip
 
 # Settings of the task; if one of them changed, the saved first states are of another task.
-_TASK = ("env.source", "env.name", "env.kwargs")
+_TASK = ("env.source", "env.name", "env.kwargs", "env.xml", "env.task")
 
 # Settings that do not change training: where the run starts, logs and caches. A resume checks `devices` itself.
 _NO_TRAINING = frozenset({"resume", "seeds", "devices", "logging", "render", "compile_cache"})

@@ -1,9 +1,8 @@
-"""Writes docs/configuration.md, and the table of signs of docs/nan.md.
+"""Writes docs/configuration.md, docs/terms.md, and the table of signs of docs/nan.md.
 
 The values of keys come from the typed configuration, their meaning from the comments of configs/.
 """
 
-import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -17,9 +16,12 @@ from rlstable.config.defaults import config_dir, defaults
 from rlstable.config.schema import Section
 from rlstable.supervise import diagnosis
 from scripts.pages import table
+from scripts.reference import terms
+from scripts.reference.comments import comments_of, written
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 PAGE_OF_SIGNS = PAGE.with_name("nan.md")
+PAGE_OF_TERMS = PAGE.with_name("terms.md")
 _INTRODUCTION = """# Configuration
 
 Written by `make docs` (`scripts/reference/`) from the typed configuration and the comments of `configs/`. A test fails
@@ -49,24 +51,6 @@ def page() -> str:
         if (model := _section(field)) is not None:
             parts += [f"## {name}", "", f"{(model.__doc__ or '').splitlines()[0]}", "", _table(_keys(name, model)), ""]
     return "\n".join(parts)
-
-
-def comments_of(path: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
-    above: list[str] = []
-    parents: list[tuple[int, str]] = []
-    for line in path.read_text().splitlines():
-        comment, key = re.match(r" *# ?(.*)", line), re.match(r"( *)(\w+):", line)
-        if comment and not comment[1].startswith("@"):  # a directive of Hydra
-            above.append(comment[1])
-        elif key:
-            indent = len(key[1])
-            parents = [(depth, name) for depth, name in parents if depth < indent] + [(indent, key[2])]
-            found[".".join(name for _, name in parents)] = " ".join(above)
-            above = []
-        else:
-            above = []
-    return found
 
 
 def _keys(group: str, model: type[Section]) -> Iterator[tuple[str, FieldInfo, Any, str]]:
@@ -99,18 +83,6 @@ def _table(keys: Any) -> str:
         meaning = comment.replace("|", "\\|").replace("<", "&lt;")
         rows.append((f"`{key}`", _values(field.annotation, tuple(field.metadata)), default, meaning))
     return "\n".join(table(("key", "values", "default", "meaning"), rows, range(4)))
-
-
-def written(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {written(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(written, value)) + "]"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _values(kind: Any, metadata: tuple[Any, ...]) -> str:
@@ -179,4 +151,5 @@ def page_of_signs(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    PAGE_OF_TERMS.write_text(terms.page())
     PAGE_OF_SIGNS.write_text(page_of_signs(PAGE_OF_SIGNS.read_text()))

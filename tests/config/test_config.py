@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlstable.config import Config, ConfigError, load
+from rlstable.config.robot import TaskConfig
 from rlstable.config.schema import Section
 
 MINIMAL = {"env": {"name": "fast"}}
@@ -84,7 +85,7 @@ LEAVES = leaves(Config)
 KEYS = {leaf.key: leaf for leaf in LEAVES}
 # A number or its name, tested separately.
 MIXED = {"fault.value": {float, typing.Literal}}
-KNOWN_KINDS = {float, int, bool, str, tuple, dict, typing.Literal}
+KNOWN_KINDS = {float, int, bool, str, tuple, dict, typing.Literal, TaskConfig}  # tests/robot checks its keys
 
 
 def of_kind(kind: Any) -> list[str]:

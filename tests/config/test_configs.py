@@ -25,7 +25,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 GROUPS = {
     folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in CONFIGS.iterdir() if folder.is_dir()
 }
-ENVS = [name for name in GROUPS["env"] if name not in ("gymnasium", "import", "playground")]
+ROBOTS = [name for name in GROUPS["env"] if name.startswith("robot")]
+ENVS = [name for name in GROUPS["env"] if name not in ("gymnasium", "import", "playground", *ROBOTS)]
 OPTIONS = [
     f"{group}={option}"
     for group, options in GROUPS.items()
@@ -105,6 +106,15 @@ def test_environment_selects_its_recipe_for_the_machine(name: str) -> None:
     own = f"{name}_cpu" if f"{name}_cpu" in GROUPS["ppo"] else "cpu"
     choices = hydra_node(f"env={name}", "recipe_for=cpu").runtime.choices
     assert choices.ppo == (name if name in ("fast", "inverted_pendulum") else own)
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+def test_task_of_a_robot_has_the_recipe_of_the_machine_and_every_key(name: str) -> None:
+    config = load(f"env={name}", "env.xml=robot.xml", ANYWHERE)
+    assert (config.env.source, config.env.name, config.env.backend) == ("robot", name, "auto")
+    assert config.env.xml == str(Path("robot.xml").absolute())  # found again from another folder
+    assert config.env.reset == "pool" and config.env.restore_info
+    assert hydra_node(f"env={name}", "env.xml=robot.xml", "recipe_for=cpu").runtime.choices.ppo == "cpu"
 
 
 NO_ACCELERATOR = "(recipe_for=auto, and this machine has no accelerator); recipe_for=accelerator selects"

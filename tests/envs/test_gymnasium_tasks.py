@@ -38,7 +38,7 @@ def check_parity(own: Any, theirs: Any, steps: int = STEPS) -> None:
     observation, _ = theirs.reset(seed=1)
     low, high, rng = theirs.action_space.low, theirs.action_space.high, np.random.default_rng(0)
     blank = jax.jit(own.reset)(jax.random.PRNGKey(0))
-    data = own.physics.start(own._mjx_model, qpos=jnp.asarray(theirs.data.qpos), qvel=jnp.asarray(theirs.data.qvel))
+    data = own.simulator.start(own._mjx_model, qpos=jnp.asarray(theirs.data.qpos), qvel=jnp.asarray(theirs.data.qvel))
     state, step = blank.replace(data=data), jax.jit(own.step)
     first = own._view(data.replace(qpos=jnp.asarray(theirs.data.qpos)), True)
     assert relative(own._observe(first), observation) < CLOSE

@@ -156,6 +156,16 @@ def test_interval_in_the_report_leaves_out_aborted_episodes() -> None:
     np.testing.assert_allclose(line.band[1] - line.y, half, rtol=1e-3)
 
 
+def test_report_of_one_run_draws_each_term_of_the_reward() -> None:
+    rows = [{"step": step, "episode/reward/upright": 5.0, "episode/reward/energy": -1.0} for step in (10, 20)]
+    story = RunRecord(Path("run"), {}, rows, [], None, {}, 0)
+    [panel] = panels._by_term([story])
+    lines = panels._lines(panel, story, 0, 1)
+    assert [(line.name, line.dashed) for line in lines] == [("energy", False), ("upright", False)]
+    assert "Reward by term" in panels.curves([story], False)
+    assert panels._by_term([story, story]) == []
+
+
 def test_report_compares_several_runs(finished: Path, troubled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stories = [read_record(finished), read_record(troubled)]
     found = differences(stories)

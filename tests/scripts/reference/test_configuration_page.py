@@ -37,3 +37,14 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "nan" / "index.html").is_file()
     pages = {path.parent.name for path in (tmp_path / "site").glob("*/index.html")}
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"} <= pages  # all pages are in the menu
+
+
+def test_page_of_terms_is_up_to_date():
+    assert reference.PAGE_OF_TERMS.read_text() == reference.terms.page(), "stale; say: make docs"
+
+
+def test_page_of_terms_has_every_key_and_every_term():
+    text = reference.terms.page()
+    assert "| `env.task.actions.delay` | Range of control steps" in text
+    assert "| `track_linear_velocity` | 1 at the commanded velocity" in text
+    assert "`width: 0.5` | base, command velocity |" in text

@@ -1,0 +1,165 @@
+"""Configuration of a robot's task: lists of terms over a model that an MJCF file describes (`env=robot`).
+
+A term has a name of the lists in `rlstable.robot`, or `term: package.module:function`. The parameters of its function
+stand beside the keys that all terms of a list have; `rlstable.robot.terms` checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+
+from rlstable.config.schema import Count, CountOrZero, Finite, NonNegative, Positive, Section, Share, require
+
+
+def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
+    low, high = pair
+    if low > high:
+        raise ValueError(f"[{low:g}, {high:g}] is reversed; write the lower number first: [{high:g}, {low:g}]")
+    return pair
+
+
+Range = Annotated[tuple[Finite, Finite], AfterValidator(_ordered)]
+Steps = Annotated[tuple[CountOrZero, CountOrZero], AfterValidator(_ordered)]
+
+
+class TermConfig(Section):
+    """A term: its function and the parameters of this function."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    term: Annotated[str, Field(min_length=1)] | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    def path(self, name: str) -> str:
+        """The name of the function: a term of rlstable, or `package.module:function`."""
+        return self.term or name
+
+
+def _without_null(terms: object) -> object:
+    """A list of terms without those that `null` removes, so that a file can inherit the others."""
+    return {key: term for key, term in terms.items() if term is not None} if isinstance(terms, Mapping) else terms
+
+
+Kind = TypeVar("Kind", bound=TermConfig)
+Terms = Annotated[dict[str, Kind], BeforeValidator(_without_null)]
+
+
+class ObservationConfig(TermConfig):
+    """A part of the observation."""
+
+    scale: Finite = 1.0
+    noise: NonNegative = 0.0
+    clip: Positive | None = None
+    history: Count = 1
+    delay: Steps = (0, 0)
+
+
+class RewardConfig(TermConfig):
+    """A part of the reward."""
+
+    weight: Finite
+
+
+class CommandConfig(TermConfig):
+    """A command that the policy follows."""
+
+    resample: Positive | None = None
+
+
+class ScaleConfig(Section):
+    """Share of half an actuator's range that an action of 1 adds to its control at home."""
+
+    position: Positive
+    velocity: Positive
+    torque: Positive
+
+
+class ActionConfig(Section):
+    """The meaning of an action."""
+
+    control: Literal["auto", "position", "velocity", "torque"]
+    scale: ScaleConfig
+    stiffness: Positive | None
+    damping: NonNegative | None
+    clip: Positive | None
+    delay: Steps
+    filter: Annotated[Share, Field(lt=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> ActionConfig:
+        for key in ("stiffness", "damping"):
+            servo = self.control in ("position", "velocity") or getattr(self, key) is None
+            require(servo, key, "needs control=position or control=velocity; auto keeps the model's own gains")
+        return self
+
+
+class PushConfig(Section):
+    """Pushes of the root body."""
+
+    every: Positive
+    speed: NonNegative
+
+
+def _positive(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[0] <= 0:
+        raise ValueError(f"[{pair[0]:g}, {pair[1]:g}] are factors; both must be above 0")
+    return pair
+
+
+Factors = Annotated[Range, AfterValidator(_positive)]
+
+
+class RandomizationConfig(Section):
+    """Ranges from which each environment draws factors for its model."""
+
+    mass: Factors | None
+    center_of_mass: Positive | None
+    friction: Factors | None
+    damping: Factors | None
+    armature: Factors | None
+    gains: Factors | None
+    gravity: Factors | None
+
+
+class TaskConfig(Section):
+    """The task of a robot."""
+
+    keyframe: str | None
+    root: str | None
+    floor: Literal["auto", "always", "never"]
+    control_dt: Positive
+    observations: Terms[ObservationConfig]
+    critic_observations: Terms[ObservationConfig]
+    actions: ActionConfig
+    commands: Terms[CommandConfig]
+    rewards: Terms[RewardConfig]
+    endings: Terms[TermConfig]
+    reset: Terms[TermConfig]
+    pushes: PushConfig | None
+    randomization: RandomizationConfig
+
+    @property
+    def is_randomized(self) -> bool:
+        return any(value is not None for _, value in self.randomization)
+
+    @model_validator(mode="after")
+    def _check(self) -> TaskConfig:
+        for key in ("observations", "rewards"):
+            require(getattr(self, key), key, "is empty; name at least one term")
+        resets = len(self.reset)
+        require(resets == 1, "reset", f"has {resets} terms; it must have one, and null in the place of each other")
+        return self
+
+    @property
+    def own_functions(self) -> list[str]:
+        """Import paths of the user's own terms."""
+        lists: tuple[Mapping[str, TermConfig], ...] = (
+            self.observations, self.critic_observations, self.commands, self.rewards, self.endings, self.reset,
+        )  # fmt: skip
+        paths = {term.path(name) for terms in lists for name, term in terms.items()}
+        return sorted(path for path in paths if ":" in path)

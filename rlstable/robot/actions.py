@@ -1,0 +1,40 @@
+"""Actions: from the policy's numbers to the controls of the actuators, with delay and filter."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlstable.config.robot import ActionConfig
+from rlstable.robot.memory import Memory
+from rlstable.robot.model import Robot
+
+
+def scales(robot: Robot, config: ActionConfig) -> np.ndarray:
+    """Change of each control by an action of 1, `[actuators]`."""
+    share = np.array([getattr(config.scale, actuator.kind) for actuator in robot.actuators], np.float32)
+    return share * robot.of_actuators("half_range")
+
+
+def buffer_length(config: ActionConfig) -> int:
+    """Number of actions to remember: those of the longest delay, and at least the last two."""
+    return max(2, config.delay[1] + 1)
+
+
+def remembered(memory: Memory, action: jax.Array, config: ActionConfig) -> Memory:
+    """The memory with a new action, delayed and filtered: `filter` is the share of the old value that stays."""
+    actions = jnp.concatenate([action[None], memory.actions[:-1]])
+    delayed = actions[memory.delay] if config.delay[1] else action
+    filtered = config.filter * memory.filtered + (1 - config.filter) * delayed
+    return memory.replace(actions=actions, filtered=filtered)
+
+
+def controls(robot: Robot, action: jax.Array, config: ActionConfig) -> jax.Array:
+    """Controls of all actuators: at home, plus the scaled action, within the actuators' limits."""
+    moved = robot.of_actuators("home") + scales(robot, config) * action
+    return jnp.clip(moved, robot.of_actuators("low"), robot.of_actuators("high"))
+
+
+def clipped(action: jax.Array, config: ActionConfig) -> jax.Array:
+    return action if config.clip is None else jnp.clip(action, -config.clip, config.clip)

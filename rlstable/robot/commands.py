@@ -1,0 +1,32 @@
+"""Commands: vectors drawn at the reset, and again every `resample` seconds."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from rlstable.config.robot import Range
+from rlstable.config.schema import Share
+from rlstable.robot.model import Robot
+from rlstable.robot.terms import by_name, needs
+
+
+@needs("base")
+def velocity(
+    robot: Robot, key: jax.Array, *, forward: Range, sideways: Range, turn: Range, stand: Share = 0.1
+) -> jax.Array:
+    """Velocities of the root body forward and sideways in m/s and turning in rad/s, uniform; all 0 for a share."""
+    key, key_stand = jax.random.split(key)
+    low, high = jnp.array([forward, sideways, turn]).T
+    drawn = jax.random.uniform(key, (3,), minval=low, maxval=high)
+    return jnp.where(jax.random.uniform(key_stand) < stand, 0.0, drawn)
+
+
+@needs("joints")
+def pose(robot: Robot, key: jax.Array, *, site: str | None = None) -> jax.Array:
+    """A position in the world that a site can reach; null is the site farthest from the root."""
+    positions = jnp.asarray(robot.reachable(robot.site(site)))
+    return positions[jax.random.randint(key, (), 0, len(positions))]
+
+
+TERMS = by_name(velocity, pose)

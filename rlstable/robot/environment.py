@@ -1,0 +1,241 @@
+"""The environment of a robot: one model file, and lists of terms that the configuration names.
+
+The same Python code runs on MJX and on C MuJoCo; only `simulator` differs. Terms read arrays that both compute.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import mujoco
+from flax import struct
+
+from rlstable.config import ConfigError
+from rlstable.config.robot import TaskConfig
+from rlstable.config.schema import first_line
+from rlstable.device.trees import Observation, PyTree
+from rlstable.robot import actions, terms
+from rlstable.robot.lists import KEY, Lists
+from rlstable.robot.memory import Memory
+from rlstable.robot.model import Robot
+from rlstable.robot.observing import Observer
+from rlstable.robot.simulator import MjxSimulator, Simulator
+
+MEMORY = "memory"  # the entry of `info`
+
+
+class State(struct.PyTreeNode):
+    """The state of one environment, with the fields of Playground's tasks."""
+
+    data: PyTree
+    obs: Observation
+    reward: jax.Array
+    done: jax.Array
+    metrics: dict[str, jax.Array]
+    info: dict[str, PyTree]
+
+
+class RobotEnv:
+    """A robot with a task, with the interface of Playground's tasks.
+
+    Raises ConfigError, with the key, for a model or a term that cannot be used, before anything compiles.
+    """
+
+    def __init__(self, path: str, task: TaskConfig, simulates_with_mjx: bool):
+        self.task = task
+        self.lists = lists = Lists.of(task)
+        every = lists.every()
+        needs = {need for function in every.values() for need in terms.needs_of(function)}
+        try:
+            self.robot = robot = Robot(path, task, sorted({*terms.touching(every)}), needs)
+        except ConfigError as error:
+            raise lists.named_in(error) from None
+        for key, functions in lists.keyed().items():
+            terms.check_needs(robot, key, functions, lists.commands)
+        self._tracks_feet = "feet" in needs
+        self._observers = {"state": Observer(robot, f"{KEY}.observations", lists.observations, task.observations)}
+        if lists.critic:
+            key = f"{KEY}.critic_observations"
+            self._observers["privileged_state"] = Observer(robot, key, lists.critic, task.critic_observations)
+        self.mjx_model = _on_device(robot.model, path) if simulates_with_mjx else None
+        self.simulator: Simulator = MjxSimulator(robot.model)
+        self._weights = {name: config.weight for name, config in task.rewards.items()}
+        self._check_terms()
+
+    # --- the interface of Playground's tasks
+
+    @property
+    def mj_model(self) -> mujoco.MjModel:
+        return self.robot.model
+
+    @property
+    def action_size(self) -> int:
+        return len(self.robot.actuators)
+
+    @property
+    def n_substeps(self) -> int:
+        return self.robot.substeps
+
+    @property
+    def dt(self) -> float:
+        return self.robot.control_dt
+
+    @property
+    def unwrapped(self) -> RobotEnv:
+        return self
+
+    def reset(self, rng: jax.Array) -> State:
+        keys = jax.random.split(rng, 3)
+        ((_, reset),) = self.lists.reset.items()
+        qpos, qvel = reset(self.robot, keys[0])
+        ctrl = jnp.asarray(self.robot.of_actuators("home"))
+        data = self.simulator.start(self.mjx_model, qpos=qpos, qvel=qvel, ctrl=ctrl)
+        memory = self._first_memory(data, keys[1], keys[2])
+        obs, memory = self._observe(data, memory, jnp.zeros(self.action_size), first=True)
+        zero = jnp.zeros(())
+        metrics = {name: zero for name in self._metric_names()}
+        return State(data, obs, zero, zero, metrics, {MEMORY: memory})
+
+    def step(self, state: State, action: jax.Array) -> State:
+        config, robot = self.task.actions, self.robot
+        action = actions.clipped(action, config)
+        memory = actions.remembered(state.info[MEMORY], action, config)
+        data = self._pushed(state.data, memory)
+        ctrl = actions.controls(robot, memory.filtered, config)
+        data = self.simulator.steps(self.mjx_model, data, ctrl, robot.substeps)
+        memory = self._advanced(data, memory)
+        rewarded = {
+            name: self._weights[name] * robot.control_dt * f(robot, data, memory, action)
+            for name, f in self.lists.rewards.items()
+        }
+        ended = {name: f(robot, data, memory, action) for name, f in self.lists.endings.items()}
+        done, info = self._done(ended, state.info)
+        memory = self._commanded(memory)
+        obs, memory = self._observe(data, memory, action)
+        metrics = {f"reward/{name}": x for name, x in rewarded.items()}
+        metrics |= {f"ending/{name}": x.astype(jnp.float32) for name, x in ended.items()}
+        reward = sum(rewarded.values(), jnp.zeros(()))
+        return state.replace(
+            data=data, obs=obs, reward=reward, done=done, metrics=metrics, info={**info, MEMORY: memory}
+        )
+
+    # --- parts of a step
+
+    def _first_memory(self, data: PyTree, key: jax.Array, key_command: jax.Array) -> Memory:
+        robot, config, feet = self.robot, self.task.actions, len(self.robot.feet)
+        zeros = jnp.zeros((actions.buffer_length(config), self.action_size))
+        key, key_delay = jax.random.split(key)
+        names = enumerate(self.lists.commands)
+        memory = Memory(
+            rng=key,
+            steps=jnp.zeros(()),
+            command={name: self._drawn(name, jax.random.fold_in(key_command, i)) for i, name in names},
+            actions=zeros,
+            delay=jax.random.randint(key_delay, (), config.delay[0], config.delay[1] + 1),
+            filtered=zeros[0],
+            contact=robot.foot_contacts(data),
+            air_time=jnp.zeros(feet),
+            landed_after=jnp.zeros(feet),
+            foot_positions=robot.foot_positions(data),
+            foot_velocities=jnp.zeros((feet, 3)),
+            history={},
+            lags={},
+        )
+        return memory
+
+    def _drawn(self, name: str, key: jax.Array) -> jax.Array:
+        return jnp.asarray(self.lists.commands[name](self.robot, key), jnp.float32)
+
+    def _pushed(self, data: PyTree, memory: Memory) -> PyTree:
+        """The state, with a random horizontal velocity added to the root body every few seconds."""
+        pushes = self.task.pushes
+        if pushes is None or not self.robot.moves:
+            return data
+        every = max(1, round(pushes.every / self.dt))
+        due = (memory.steps > 0) & (jnp.mod(memory.steps, every) == 0)
+        angle = jax.random.uniform(jax.random.fold_in(memory.rng, 1), maxval=2 * jnp.pi)
+        push = jnp.where(due, pushes.speed, 0.0) * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
+        return data.replace(qvel=self.robot.pushed(data.qvel, push))
+
+    def _advanced(self, data: PyTree, memory: Memory) -> Memory:
+        """The memory after the physics: one step later, with what the feet did."""
+        memory = memory.replace(steps=memory.steps + 1, rng=jax.random.fold_in(memory.rng, 0))
+        if not self._tracks_feet:
+            return memory
+        contact, positions = self.robot.foot_contacts(data), self.robot.foot_positions(data)
+        in_air = memory.air_time + self.dt
+        return memory.replace(
+            contact=contact,
+            landed_after=contact * jnp.where(memory.air_time > 0, in_air, 0.0),
+            air_time=(1 - contact) * in_air,
+            foot_velocities=(positions - memory.foot_positions) / self.dt,
+            foot_positions=positions,
+        )
+
+    def _commanded(self, memory: Memory) -> Memory:
+        """The memory with new commands where they are due."""
+        command = dict(memory.command)
+        for i, (name, config) in enumerate(self.task.commands.items()):
+            if config.resample is not None:
+                due = jnp.mod(memory.steps, max(1, round(config.resample / self.dt))) == 0
+                drawn = self._drawn(name, jax.random.fold_in(memory.rng, 2 + i))
+                command[name] = jnp.where(due, drawn, command[name])
+        return memory.replace(command=command)
+
+    def _observe(
+        self, data: PyTree, memory: Memory, action: jax.Array, first: bool = False
+    ) -> tuple[Observation, Memory]:
+        obs = {}
+        for i, (name, observer) in enumerate(self._observers.items()):
+            key = jax.random.fold_in(memory.rng, 100 + i)
+            obs[name], memory = observer.observe(data, memory, action, key, first)
+        return (obs if len(obs) > 1 else obs["state"]), memory
+
+    def _done(self, ended: Mapping[str, jax.Array], info: dict[str, PyTree]) -> tuple[jax.Array, dict[str, PyTree]]:
+        """Whether the episode ends; an ending by time alone is a truncation."""
+        in_time = [name for name, f in self.lists.endings.items() if terms.truncates(f)]
+        failed = sum((x for name, x in ended.items() if name not in in_time), jnp.zeros((), bool))
+        over = sum((ended[name] for name in in_time), jnp.zeros((), bool))
+        if in_time and "truncation" in info:
+            info = {**info, "truncation": (over & ~failed).astype(jnp.float32)}
+        return (failed | over).astype(jnp.float32), info
+
+    def _metric_names(self) -> list[str]:
+        return [f"reward/{name}" for name in self.lists.rewards] + [f"ending/{name}" for name in self.lists.endings]
+
+    # --- checks
+
+    def _check_terms(self) -> None:
+        """Traces every term on the model at home; raises ConfigError for the first that fails or is no number."""
+        data = self.robot.forward()
+        zeros = jnp.zeros(self.action_size)
+        key = jax.random.PRNGKey(0)
+        for name, function in self.lists.commands.items():
+            jax.eval_shape(lambda k, f=function, n=name: terms.called(f"{KEY}.commands.{n}", f, self.robot, k), key)
+        ((name, reset),) = self.lists.reset.items()
+        jax.eval_shape(lambda k: terms.called(f"{KEY}.reset.{name}", reset, self.robot, k), key)
+        memory = jax.eval_shape(lambda k: self._first_memory(data, k, k), key)
+        for observer in self._observers.values():
+            observer.measure(data, memory, zeros)
+        for kind in ("rewards", "endings"):
+            for name, function in getattr(self.lists, kind).items():
+                key_of_term = f"{KEY}.{kind}.{name}"
+                traced = functools.partial(terms.called, key_of_term, function, self.robot, data)
+                shape = getattr(jax.eval_shape(lambda m, f=traced: f(m, zeros), memory), "shape", None)
+                if shape != ():
+                    raise ConfigError(f"{key_of_term}: returns shape {shape}; it must return a number")
+
+
+def _on_device(model: mujoco.MjModel, path: str) -> PyTree:
+    from mujoco import mjx
+
+    try:
+        return mjx.put_model(model, impl="jax")
+    except (NotImplementedError, ValueError) as error:
+        raise ConfigError(
+            f"env.xml: MJX cannot simulate {path}: {first_line(error)}; change the model, or set env.backend=native "
+            "for C MuJoCo on a CPU"
+        ) from None

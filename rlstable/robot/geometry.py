@@ -1,0 +1,53 @@
+"""Extent of a model's geoms in a pose, on the host."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+
+_FLOORS = (int(mujoco.mjtGeom.mjGEOM_PLANE), int(mujoco.mjtGeom.mjGEOM_HFIELD))  # NumPy does not find the enums
+
+
+def in_pose(model: mujoco.MjModel, qpos: np.ndarray) -> mujoco.MjData:
+    """MuJoCo's data with all positions that follow from `qpos`."""
+    data = mujoco.MjData(model)
+    data.qpos[:] = qpos
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_comPos(model, data)
+    return data
+
+
+def is_static(model: mujoco.MjModel, body: int) -> bool:
+    """Whether no joint moves a body."""
+    return int(model.body_weldid[body]) == 0
+
+
+def floors(model: mujoco.MjModel) -> list[int]:
+    """Geoms that are planes or height fields and do not move."""
+    kinds = model.geom_type
+    return [g for g in range(model.ngeom) if kinds[g] in _FLOORS and is_static(model, model.geom_bodyid[g])]
+
+
+def colliding(model: mujoco.MjModel) -> list[int]:
+    """Geoms of moving bodies that can collide."""
+    bits = model.geom_contype | model.geom_conaffinity
+    return [g for g in range(model.ngeom) if bits[g] and not is_static(model, model.geom_bodyid[g])]
+
+
+def lowest(model: mujoco.MjModel, data: mujoco.MjData, geom: int) -> float:
+    """Height of the lowest point of a geom."""
+    kind, size = mujoco.mjtGeom(model.geom_type[geom]), model.geom_size[geom]
+    height, down = float(data.geom_xpos[geom, 2]), data.geom_xmat[geom].reshape(3, 3)[2]
+    if kind == mujoco.mjtGeom.mjGEOM_SPHERE:
+        return height - float(size[0])
+    if kind == mujoco.mjtGeom.mjGEOM_CAPSULE:
+        return height - float(size[0] + abs(down[2]) * size[1])
+    if kind == mujoco.mjtGeom.mjGEOM_CYLINDER:
+        return height - float(abs(down[2]) * size[1] + np.hypot(down[0], down[1]) * size[0])
+    if kind == mujoco.mjtGeom.mjGEOM_ELLIPSOID:
+        return height - float(np.linalg.norm(down * size))
+    if kind == mujoco.mjtGeom.mjGEOM_MESH:
+        mesh = model.geom_dataid[geom]
+        first = model.mesh_vertadr[mesh]
+        return height + float(np.min(model.mesh_vert[first : first + model.mesh_vertnum[mesh]] @ down))
+    return height - float(np.abs(down) @ size)

@@ -1,0 +1,53 @@
+"""The lists of terms that a task names, as functions with their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rlstable.config import ConfigError
+from rlstable.config.robot import TaskConfig
+from rlstable.robot import commands, endings, observations, resets, rewards, terms
+
+KEY = "env.task"
+
+Functions = Mapping[str, Callable[..., Any]]
+
+
+class Lists(NamedTuple):
+    """The functions of a task by name, with their parameters."""
+
+    observations: Functions
+    critic: Functions
+    commands: Functions
+    rewards: Functions
+    endings: Functions
+    reset: Functions
+
+    @classmethod
+    def of(cls, task: TaskConfig) -> Lists:
+        return cls(
+            terms.found(observations.TERMS, f"{KEY}.observations", task.observations),
+            terms.found(observations.TERMS, f"{KEY}.critic_observations", task.critic_observations),
+            terms.found(commands.TERMS, f"{KEY}.commands", task.commands),
+            terms.found(rewards.TERMS, f"{KEY}.rewards", task.rewards),
+            terms.found(endings.TERMS, f"{KEY}.endings", task.endings),
+            terms.found(resets.TERMS, f"{KEY}.reset", task.reset),
+        )
+
+    def keyed(self) -> dict[str, Functions]:
+        """The lists by their key in the configuration."""
+        names = ("observations", "critic_observations", "commands", "rewards", "endings", "reset")
+        return {f"{KEY}.{name}": functions for name, functions in zip(names, self, strict=True)}
+
+    def every(self) -> dict[str, Callable[..., Any]]:
+        """All terms by their key in the configuration."""
+        return {f"{key}.{name}": f for key, functions in self.keyed().items() for name, f in functions.items()}
+
+    def named_in(self, error: ConfigError) -> ConfigError:
+        """An error about contacts with the key of the term that asks for them."""
+        if str(error).startswith("geoms: "):
+            for key, function in self.every().items():
+                if any(repr(geom) in str(error) for geom in terms.touching({key: function})):
+                    return ConfigError(f"{key}.{error}")
+        return error

@@ -1,0 +1,304 @@
+"""The facts that a task takes from a robot's model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+
+from rlstable.config import ConfigError
+from rlstable.config.robot import TaskConfig
+from rlstable.robot import build, geometry
+
+_FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
+_SLIDE, _HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
+_OF_JOINTS = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
+_SAMPLES = 2000  # random poses that say what the robot can reach
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint:
+    """A hinge or slide joint.
+
+    Attributes:
+        low: Lower limit; minus infinity without one.
+        home: Position at home.
+    """
+
+    name: str
+    index: int
+    qpos: int
+    dof: int
+    turns: bool
+    low: float
+    high: float
+    home: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Actuator:
+    """An actuator, in the order of the actions.
+
+    Attributes:
+        joint: Name of its joint; empty for another transmission.
+        kind: Meaning of its control: `position`, `velocity` or `torque`.
+        low: Least control; minus infinity without a limit.
+        half_range: Half of the control's range.
+        home: Control at home.
+        stiffness: Proportional gain; 0 for a torque.
+        damping: Derivative gain.
+        force: Largest force.
+    """
+
+    name: str
+    joint: str
+    kind: str
+    low: float
+    high: float
+    half_range: float
+    home: float
+    stiffness: float
+    damping: float
+    force: float
+
+
+class Robot:
+    """A robot's model and the facts that terms read. All numbers are of the model that is not randomised.
+
+    Attributes:
+        model: The compiled model, with added floor and sensors.
+        home: Positions `[nq]` at home.
+        root: Index of the root body.
+        substeps: Physics steps of one action.
+        control_dt: Seconds of one action.
+        floating: Whether the root body has a free joint.
+        moves: Whether a free joint or slide joints move the root body.
+        joints: Hinges and slides, in the model's order, without joints of the root body that no actuator drives.
+        actuators: In the order of the actions.
+        feet: Geoms that touch the floor at home; empty unless a term reads feet.
+        floor: Height of the floor.
+        weight: Total mass times gravity, in newtons.
+    """
+
+    def __init__(self, path: str, task: TaskConfig, touching: Collection[str] = (), needs: Collection[str] = ()):
+        self.model = model = build.load(path, task, touching, needs)
+        key = build.keyframe(model, task.keyframe)
+        self.home = build.home_position(model, key)
+        self.root = build.root_body(model, task.root)
+        at_root = model.jnt_bodyid == self.root
+        self.substeps = max(1, round(task.control_dt / model.opt.timestep))
+        self.control_dt = self.substeps * float(model.opt.timestep)
+        self.floating = bool((model.jnt_type[at_root] == _FREE).any())
+        self.moves = self.floating or bool((model.jnt_type[at_root] == _SLIDE).any())
+        driven = {int(model.actuator_trnid[i, 0]) for i in range(model.nu) if _drives_joint(model, i)}
+        kept = (j for j in range(model.njnt) if model.jnt_type[j] in (_SLIDE, _HINGE))
+        self.joints = [_joint(model, j, self.home) for j in kept if j in driven or not at_root[j]]
+        controls = np.zeros(model.nu) if key is None else model.key_ctrl[key]
+        self.actuators = [_actuator(model, i, self.home, controls) for i in range(model.nu)]
+        self.feet = build.feet(model, self.home) if "feet" in needs else []
+        at_home = geometry.in_pose(model, self.home)
+        planes = geometry.floors(model)
+        self.floor = float(at_home.geom_xpos[planes[0], 2]) if planes else 0.0
+        self.weight = float(model.body_mass.sum() * np.linalg.norm(model.opt.gravity)) or 1.0
+        self.home_height = float(at_home.xpos[self.root, 2]) - self.floor
+        self._touching = {name: build.geoms_of(model, name) for name in touching}
+
+    # --- arrays of facts
+
+    @functools.cached_property
+    def qpos_of_joints(self) -> np.ndarray:
+        return np.array([joint.qpos for joint in self.joints], int)
+
+    @functools.cached_property
+    def dof_of_joints(self) -> np.ndarray:
+        return np.array([joint.dof for joint in self.joints], int)
+
+    def of_joints(self, field: str) -> np.ndarray:
+        """A number of every joint."""
+        return np.array([getattr(joint, field) for joint in self.joints], np.float32)
+
+    def of_actuators(self, field: str) -> np.ndarray:
+        """A number of every actuator."""
+        return np.array([getattr(actuator, field) for actuator in self.actuators], np.float32)
+
+    # --- what terms read of the physics; MJX and C MuJoCo have these arrays
+
+    def rotation(self, data: Any) -> jax.Array:
+        """Rotation matrix of the root body; its rows are the world's axes in the frame of the body."""
+        return data.xmat[self.root]
+
+    def sensor(self, data: Any, name: str) -> jax.Array:
+        """The numbers of a sensor."""
+        return self._numbers(data, self._named("sensor", name))
+
+    def first_sensor(self, data: Any, kind: mujoco.mjtSensor) -> jax.Array:
+        """The numbers of the model's first sensor of a kind. Sensors that a task adds are the last ones."""
+        return self._numbers(data, int(np.argmax(self.model.sensor_type == kind)))
+
+    def _numbers(self, data: Any, sensor: int) -> jax.Array:
+        first = int(self.model.sensor_adr[sensor])
+        return data.sensordata[first : first + int(self.model.sensor_dim[sensor])]
+
+    def linear_velocity(self, data: Any) -> jax.Array:
+        """Velocity of the root body in its own frame."""
+        return self.sensor(data, build.LINEAR_VELOCITY)
+
+    def angular_velocity(self, data: Any) -> jax.Array:
+        """Angular velocity of the root body in its own frame."""
+        return self.sensor(data, build.ANGULAR_VELOCITY)
+
+    def height(self, data: Any) -> jax.Array:
+        """Height of the root body above the floor."""
+        return data.xpos[self.root, 2] - self.floor
+
+    def touches(self, data: Any, name: str) -> jax.Array:
+        """Whether a geom of this name, or of the body of this name, touches anything; 0 or 1."""
+        found = [self.sensor(data, build.CONTACT + build.geom_name(self.model, g)) for g in self._touching[name]]
+        return (jnp.concatenate(found).max() > 0).astype(jnp.float32)
+
+    def foot_contacts(self, data: Any) -> jax.Array:
+        """Whether each foot touches anything, 0 or 1, `[feet]`."""
+        found = [self.sensor(data, build.CONTACT + build.geom_name(self.model, geom)) for geom in self.feet]
+        return (jnp.concatenate(found) > 0).astype(jnp.float32) if found else jnp.zeros(0)
+
+    def foot_positions(self, data: Any) -> jax.Array:
+        return data.geom_xpos[np.array(self.feet)] if self.feet else jnp.zeros((0, 3))
+
+    def pushed(self, qvel: jax.Array, push: jax.Array) -> jax.Array:
+        """Velocities after a push of the root body; `push` is a horizontal velocity, `[2]`."""
+        for joint in np.flatnonzero(self.model.jnt_bodyid == self.root):
+            dof = int(self.model.jnt_dofadr[joint])
+            if self.model.jnt_type[joint] == _FREE:
+                qvel = qvel.at[dof : dof + 2].add(push)
+            elif self.model.jnt_type[joint] == _SLIDE:
+                qvel = qvel.at[dof].add(jnp.asarray(self.model.jnt_axis[joint][:2], jnp.float32) @ push)
+        return qvel
+
+    def forward(self, qpos: Any = None, qvel: Any = None, ctrl: Any = None) -> Any:
+        """C MuJoCo's data of a state, with the shapes of MJX, to try terms on; None for home, rest, home controls."""
+        data = mujoco.MjData(self.model)
+        data.qpos[:] = self.home if qpos is None else qpos
+        data.qvel[:] = 0.0 if qvel is None else qvel
+        data.ctrl[:] = self.of_actuators("home") if ctrl is None else ctrl
+        mujoco.mj_forward(self.model, data)
+        return _WithShapesOfMjx(data)
+
+    # --- what the robot can reach
+
+    @property
+    def free_joint(self) -> int:
+        """Index in `qpos` of the root body's free joint."""
+        return int(self.model.jnt_qposadr[self.model.body_jntadr[self.root]])
+
+    @functools.cached_property
+    def radius(self) -> float:
+        """Distance from the root body to the farthest point of a colliding geom at home."""
+        data, geoms = geometry.in_pose(self.model, self.home), geometry.colliding(self.model)
+        apart = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[self.root], axis=1) + self.model.geom_rbound[geoms]
+        return float(apart.max(initial=0.0))
+
+    def site(self, name: str | None) -> int:
+        """The named site; else the one on the body farthest from the root, the last one of several."""
+        if name is not None:
+            return self._named("site", name)
+        own = [i for i in range(self.model.nsite) if self.model.site(i).name != build.ROOT_SITE]
+        if not own:
+            raise ConfigError("site: the model has no site; add <site name='tip'/> to the body that must reach")
+        return max(own, key=lambda i: (self._depth(int(self.model.site_bodyid[i])), i))
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019  (a robot lives as long as its program)
+    def reachable(self, site: int) -> np.ndarray:
+        """Positions of a site in random poses within the joints' ranges, `[samples, 3]`."""
+        return np.array([data.site_xpos[site].copy() for data in self._random_poses()], np.float32)
+
+    @functools.cached_property
+    def mass_heights(self) -> tuple[float, float]:
+        """Least and greatest height of the centre of mass over all poses of the joints."""
+        heights = [float(data.subtree_com[0, 2]) for data in self._random_poses()]
+        return min(heights), max(heights)
+
+    def _random_poses(self) -> Any:
+        random = np.random.default_rng(0)
+        data = mujoco.MjData(self.model)
+        low, high = self.ranges
+        for _ in range(_SAMPLES):
+            data.qpos[:] = self.home
+            data.qpos[self.qpos_of_joints] = random.uniform(low, high)
+            mujoco.mj_kinematics(self.model, data)
+            mujoco.mj_comPos(self.model, data)
+            yield data
+
+    @property
+    def ranges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Limits of the joints' positions; a whole turn, or home, for a joint without limits."""
+        low, high, home, turns = (self.of_joints(name) for name in ("low", "high", "home", "turns"))
+        free = np.where(turns > 0, np.float32(np.pi), np.float32(0))
+        return np.where(np.isfinite(low), low, home - free), np.where(np.isfinite(high), high, home + free)
+
+    def _depth(self, body: int) -> int:
+        return 0 if body == 0 else 1 + self._depth(int(self.model.body_parentid[body]))
+
+    def _named(self, kind: str, name: str) -> int:
+        size = getattr(self.model, f"n{kind}")
+        names = [getattr(self.model, kind)(i).name for i in range(size)]
+        if name not in names:
+            own = [each for each in names if each and not each.startswith("rlstable_")]
+            raise ConfigError(f"{kind}: the model has no {kind} {name!r}; it has {', '.join(own) or 'none'}")
+        return names.index(name)
+
+
+class _WithShapesOfMjx:
+    """MuJoCo's data with matrices of 3 x 3, and float32."""
+
+    def __init__(self, data: mujoco.MjData):
+        self._data = data
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        array = np.asarray(getattr(self._data, name))
+        array = array.reshape(-1, 3, 3) if name.endswith("mat") else array
+        return array.astype(np.float32) if np.issubdtype(array.dtype, np.floating) else array
+
+
+def _drives_joint(model: mujoco.MjModel, actuator: int) -> bool:
+    return int(model.actuator_trntype[actuator]) in _OF_JOINTS
+
+
+def _joint(model: mujoco.MjModel, j: int, home: np.ndarray) -> Joint:
+    limited, adr = bool(model.jnt_limited[j]), int(model.jnt_qposadr[j])
+    low, high = model.jnt_range[j] if limited else (-np.inf, np.inf)
+    turns = not limited and model.jnt_type[j] == _HINGE
+    name = str(model.joint(j).name) or f"joint{j}"
+    return Joint(name, j, adr, int(model.jnt_dofadr[j]), turns, float(low), float(high), float(home[adr]))
+
+
+def _actuator(model: mujoco.MjModel, i: int, home: np.ndarray, controls: np.ndarray) -> Actuator:
+    kind, joint = build.kind_of(model, i), int(model.actuator_trnid[i, 0]) if _drives_joint(model, i) else None
+    low, high = model.actuator_ctrlrange[i] if model.actuator_ctrllimited[i] else (-np.inf, np.inf)
+    half = (high - low) / 2
+    center = float(controls[i])
+    if joint is not None and kind == "position":
+        gear = float(model.actuator_gear[i, 0])
+        if not controls.any():  # a keyframe without controls
+            center = gear * float(home[model.jnt_qposadr[joint]])
+        if not np.isfinite(half) and model.jnt_limited[joint]:
+            half = abs(gear) * float(np.ptp(model.jnt_range[joint])) / 2
+    gain, bias = float(model.actuator_gainprm[i, 0]), model.actuator_biasprm[i]
+    name = str(model.actuator(i).name) or (str(model.joint(joint).name) if joint is not None else "") or f"actuator{i}"
+    return Actuator(
+        name=name,
+        joint=str(model.joint(joint).name) if joint is not None else "",
+        kind=kind,
+        low=float(low),
+        high=float(high),
+        half_range=float(half) if np.isfinite(half) else 1.0,
+        home=float(np.clip(center, low, high)),
+        stiffness=gain if kind == "position" else 0.0,
+        damping=-float(bias[2]),
+        force=build.force_limit(model, i),
+    )

@@ -1,0 +1,47 @@
+"""Resets: positions and velocities of the first state of an episode."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlstable.config.schema import NonNegative, Share
+from rlstable.robot.model import Robot
+from rlstable.robot.terms import by_name
+
+FirstState = tuple[jax.Array, jax.Array]  # positions [nq], velocities [nv]
+
+
+def home(robot: Robot, key: jax.Array, *, position: NonNegative = 0.05, velocity: NonNegative = 0.05) -> FirstState:
+    """Home, with uniform noise of up to these numbers in the joints' positions and in all velocities."""
+    key_position, key_velocity = jax.random.split(key)
+    noise = jax.random.uniform(key_position, (len(robot.joints),), minval=-position, maxval=position)
+    qpos = jnp.asarray(robot.home, jnp.float32)
+    joints = _within_limits(robot, qpos[robot.qpos_of_joints] + noise)
+    qvel = jax.random.uniform(key_velocity, (robot.model.nv,), minval=-velocity, maxval=velocity)
+    return qpos.at[robot.qpos_of_joints].set(joints), qvel
+
+
+def random(robot: Robot, key: jax.Array, *, share: Share = 1.0, velocity: NonNegative = 0.0) -> FirstState:
+    """Joints anywhere in this share of their ranges around home; a free root body in any orientation, in the air."""
+    key_joints, key_turn, key_velocity = jax.random.split(key, 3)
+    low, high = robot.ranges
+    at_home = robot.of_joints("home")
+    drawn = jax.random.uniform(key_joints, at_home.shape, minval=low, maxval=high)
+    qpos = jnp.asarray(robot.home, jnp.float32).at[robot.qpos_of_joints].set(at_home + share * (drawn - at_home))
+    if robot.floating:
+        first = robot.free_joint
+        turn = jax.random.normal(key_turn, (4,))
+        clear = max(float(robot.home[first + 2]), robot.floor + robot.radius)
+        qpos = qpos.at[first + 2].set(clear).at[first + 3 : first + 7].set(turn / jnp.linalg.norm(turn))
+    qvel = jax.random.uniform(key_velocity, (robot.model.nv,), minval=-velocity, maxval=velocity)
+    return qpos, qvel
+
+
+def _within_limits(robot: Robot, positions: jax.Array) -> jax.Array:
+    low, high = robot.of_joints("low"), robot.of_joints("high")
+    return jnp.clip(positions, np.minimum(low, robot.of_joints("home")), np.maximum(high, robot.of_joints("home")))
+
+
+TERMS = by_name(home, random)

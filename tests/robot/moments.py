@@ -1,0 +1,74 @@
+"""Robots of the tests' models, and single moments of them to call terms on."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from rlstable.cli.compose import compose
+from rlstable.config import Config
+from rlstable.robot.environment import RobotEnv
+from rlstable.robot.memory import Memory
+from rlstable.robot.model import Robot
+
+MODELS = Path(__file__).parent / "models"
+HOME_HEIGHT = 0.4 * np.cos(0.8) + 0.022  # of the quadruped's trunk: thighs, shins and the radius of a foot
+
+
+@functools.cache
+def config(task: str, model: str, *words: str) -> Config:
+    """The configuration of a ready task for a model of the tests."""
+    return compose([f"env={task}", f"env.xml={MODELS / model}.xml", *words])
+
+
+def environment(task: str, model: str, *words: str) -> RobotEnv:
+    """The environment of a task, without physics of MJX."""
+    env = config(task, model, *words).env
+    assert env.xml is not None and env.task is not None
+    return RobotEnv(env.xml, env.task, False)
+
+
+@functools.cache
+def robot(model: str, *needs: str, touching: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> Robot:
+    env = config("robot", model, *words).env
+    assert env.xml is not None and env.task is not None
+    return Robot(env.xml, env.task, touching, needs)
+
+
+class Moment(NamedTuple):
+    """The arguments of a term."""
+
+    robot: Robot
+    data: Any
+    memory: Memory
+    action: jnp.ndarray
+
+
+def moment(robot: Robot, qpos: Any = None, qvel: Any = None, ctrl: Any = None, **memory: Any) -> Moment:
+    """A moment of a robot, at home and at rest unless given; `memory` replaces parts of an empty memory."""
+    actuators, feet = len(robot.actuators), len(robot.feet)
+    empty = Memory(
+        rng=jnp.zeros(2, jnp.uint32), steps=jnp.zeros(()), command={}, actions=jnp.zeros((2, actuators)),
+        delay=jnp.int32(0), filtered=jnp.zeros(actuators), contact=jnp.zeros(feet), air_time=jnp.zeros(feet),
+        landed_after=jnp.zeros(feet), foot_positions=jnp.zeros((feet, 3)), foot_velocities=jnp.zeros((feet, 3)),
+        history={}, lags={},
+    )  # fmt: skip
+    memory = {
+        name: {key: jnp.asarray(x) for key, x in value.items()} if isinstance(value, dict) else jnp.asarray(value)
+        for name, value in memory.items()
+    }
+    return Moment(robot, robot.forward(qpos, qvel, ctrl), empty.replace(**memory), jnp.zeros(actuators))
+
+
+def turned(robot: Robot, axis: int, degrees: float, lift: float = 0.0) -> np.ndarray:
+    """Positions at home with the free root body turned about an axis of the world, and lifted."""
+    qpos = robot.home.copy()
+    half = np.radians(degrees) / 2
+    qpos[3:7] = 0.0
+    qpos[3], qpos[4 + axis] = np.cos(half), np.sin(half)
+    qpos[2] += lift
+    return qpos

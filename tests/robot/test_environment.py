@@ -1,0 +1,170 @@
+"""A robot's environment: rewards by term, delay, filter, history, noise, commands, pushes and endings."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from moments import config, environment
+
+from rlstable.envs.interface import check
+from rlstable.envs.load import load
+from rlstable.robot.environment import MEMORY
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+@functools.cache
+def programs(task: str, model: str, *words: str) -> tuple[Any, Any, Any]:
+    """An environment on C MuJoCo, and its compiled reset and step."""
+    env = load(config(task, model, "env.backend=native", *words).env).env
+    return env, jax.jit(env.reset), jax.jit(env.step)
+
+
+def played(task: str, model: str, *words: str, actions: Any, seed: int = 0) -> list[Any]:
+    """The states of an episode with these actions, the first state included."""
+    env, reset, step = programs(task, model, *words)
+    states = [reset(jax.random.PRNGKey(seed))]
+    for action in actions:
+        states.append(step(states[-1], jnp.full(env.action_size, action, jnp.float32)))
+    return states
+
+
+def test_reward_is_the_sum_of_its_terms_which_are_metrics() -> None:
+    state = played("robot_swingup", "cart_pole", actions=[1.0])[1]
+    parts = {name: float(x) for name, x in state.metrics.items() if name.startswith("reward/")}
+    assert parts.keys() == {"reward/raised", "reward/joint_speed", "reward/action_rate"}
+    assert float(state.reward) == pytest.approx(sum(parts.values()), abs=1e-7)
+    assert parts["reward/action_rate"] == pytest.approx(-0.05 * 1.0 * 0.02)  # weight, change, seconds per step
+
+
+def test_action_moves_the_control_from_home_by_its_share_of_the_range() -> None:
+    state = played("robot", "quadruped", actions=[0.5])[1]
+    assert state.data.ctrl[0] == pytest.approx(0.0 + 0.5 * 0.5 * 0.8)
+    assert state.data.ctrl[2] == pytest.approx(-1.6 + 0.5 * 0.5 * 1.0)
+
+
+def test_control_stays_within_the_actuators_limits() -> None:
+    word = "env.task.actions.scale.position=10"
+    state = played("robot", "quadruped", word, actions=[1.0])[1]
+    np.testing.assert_allclose(state.data.ctrl[:3], [0.8, 2.6, -0.7], rtol=1e-6)
+
+
+def test_delayed_action_reaches_the_actuator_later() -> None:
+    states = played("robot_swingup", "cart_pole", "env.task.actions.delay=[2, 2]", actions=[1.0, 0.5, 0.0, 0.0])
+    assert [float(state.data.ctrl[0]) for state in states] == [0.0, 0.0, 0.0, 1.0, 0.5]
+
+
+def test_delay_is_drawn_from_its_range_for_each_episode() -> None:
+    _, reset, _ = programs("robot_swingup", "cart_pole", "env.task.actions.delay=[1, 3]")
+    drawn = {int(reset(jax.random.PRNGKey(seed)).info[MEMORY].delay) for seed in range(20)}
+    assert drawn == {1, 2, 3}
+
+
+def test_filter_keeps_its_share_of_the_old_control() -> None:
+    states = played("robot_swingup", "cart_pole", "env.task.actions.filter=0.75", actions=[1.0, 1.0])
+    assert [float(state.data.ctrl[0]) for state in states] == [0.0, 0.25, 0.4375]
+
+
+def test_history_shows_the_newest_steps_first_and_starts_full() -> None:
+    words = (
+        "env.task.observations.joint_positions=null", "env.task.observations.joint_directions=null",
+        "+env.task.observations.joint_velocities.history=3", "+env.task.observations.joint_velocities.scale=0.1",
+    )  # fmt: skip
+    states = played("robot_swingup", "cart_pole", *words, actions=[1.0, 1.0])
+    speeds = [0.1 * np.asarray(state.data.qvel) for state in states]
+    np.testing.assert_allclose(states[0].obs, np.concatenate([speeds[0]] * 3), rtol=1e-6)
+    np.testing.assert_allclose(states[2].obs, np.concatenate(speeds[::-1]), rtol=1e-6)
+
+
+def test_delayed_observation_shows_an_older_step() -> None:
+    words = (
+        "env.task.observations.joint_positions=null", "env.task.observations.joint_directions=null",
+        "+env.task.observations.joint_velocities.delay=[1, 1]",
+    )  # fmt: skip
+    states = played("robot_swingup", "cart_pole", *words, actions=[1.0, 1.0])
+    np.testing.assert_allclose(states[2].obs, states[1].data.qvel, rtol=1e-6)
+
+
+def test_noise_is_within_its_bound_and_differs_from_step_to_step() -> None:
+    words = (
+        "env.task.observations.joint_velocities=null", "env.task.observations.joint_directions=null",
+        "+env.task.observations.joint_positions.noise=0.01",
+    )  # fmt: skip
+    states = played("robot_swingup", "cart_pole", *words, actions=[0.0, 0.0, 0.0])
+    noise = [float(state.obs[0] - state.data.qpos[0]) for state in states]
+    assert all(0 < abs(x) <= 0.01 for x in noise) and len(set(noise)) == len(noise)
+
+
+def test_critic_sees_a_list_of_its_own() -> None:
+    word = "+env.task.critic_observations.joint_positions={}"
+    state = played("robot_swingup", "cart_pole", word, actions=[])[0]
+    assert {name: x.shape for name, x in state.obs.items()} == {"state": (5,), "privileged_state": (2,)}
+
+
+RANGES = "forward: [0.5, 1.0], sideways: [-0.1, 0.1], turn: [0, 0], stand: 0, resample: 0.04"
+COMMAND = f"+env.task.commands.velocity={{{RANGES}}}"
+
+
+def test_command_is_drawn_within_its_ranges_and_again_when_due() -> None:
+    states = played("robot", "hopper", COMMAND, actions=[0.0] * 4)
+    drawn = np.array([state.info[MEMORY].command["velocity"] for state in states])
+    assert ((drawn >= [0.5, -0.1, 0]) & (drawn <= [1.0, 0.1, 0])).all()
+    changed = (np.abs(np.diff(drawn, axis=0)).sum(axis=1) > 0).tolist()
+    assert changed == [False, True, False, True]  # every second step of 0.02 s
+    np.testing.assert_allclose(states[2].obs[-3:], drawn[2])  # the policy sees the command that it must follow next
+
+
+def test_push_changes_the_speed_of_the_root_when_due() -> None:
+    states = played("robot", "quadruped", "env.task.pushes={every: 0.04, speed: 5.0}", actions=[0.0] * 3)
+    speeds = [float(jnp.linalg.norm(state.data.qvel[:2])) for state in states]
+    assert max(speeds[:3]) < 0.5 and 3.0 < speeds[3] < 6.0
+
+
+def test_fallen_robot_ends_its_episode_and_is_no_truncation() -> None:
+    env, reset, step = programs("robot", "quadruped")
+    state = reset(jax.random.PRNGKey(0))
+    on_its_back = state.data.replace(qpos=state.data.qpos.at[2:7].set(jnp.array([1.0, 0, 1, 0, 0])))
+    ended = step(state.replace(data=on_its_back), jnp.zeros(env.action_size))
+    assert float(ended.done) == 1 and float(ended.metrics["ending/fallen"]) == 1
+
+
+def test_time_limit_truncates_the_episode() -> None:
+    _, reset, step = programs("robot_swingup", "cart_pole", "+env.task.endings.time={seconds: 0.04}")
+    state = reset(jax.random.PRNGKey(0))
+    state = state.replace(info={**state.info, "truncation": jnp.zeros(())})
+    ends = []
+    for _ in range(2):
+        state = step(state, jnp.zeros(1))
+        ends.append((float(state.done), float(state.info["truncation"])))
+    assert ends == [(0, 0), (1, 1)]
+
+
+def test_random_reset_drops_a_free_robot_in_any_orientation_above_the_floor() -> None:
+    env, reset, _ = programs("robot_getup", "quadruped")
+    states = [reset(jax.random.PRNGKey(seed)) for seed in range(12)]
+    upright = [float(env.robot.rotation(state.data)[2, 2]) for state in states]
+    assert min(upright) < -0.3 and max(upright) > 0.3
+    for state in states:
+        assert float(env.robot.height(state.data)) >= env.robot.radius
+        np.testing.assert_allclose(jnp.linalg.norm(state.data.qpos[3:7]), 1.0, rtol=1e-5)
+
+
+def test_home_reset_is_home_within_its_noise() -> None:
+    env, reset, _ = programs("robot", "quadruped")
+    qpos = np.asarray(reset(jax.random.PRNGKey(3)).data.qpos)
+    apart = np.abs(qpos - env.robot.home)
+    assert apart[:7].max() < 1e-6 and 0 < apart[7:].max() <= 0.1 + 1e-6
+
+
+def test_training_can_use_every_ready_task() -> None:
+    for task, model in (("robot_stand", "hopper"), ("robot_reach", "arm")):
+        check(programs(task, model)[0], task)
+
+
+def test_environment_on_the_host_has_no_model_of_mjx() -> None:
+    assert environment("robot", "hopper").mjx_model is None

@@ -1,0 +1,70 @@
+"""Every term has the same value in MJX and in C MuJoCo, after the same physics steps from the same state."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+from moments import moment
+from mujoco import mjx
+from test_values import ARM, CART_POLE, CASES, QUADRUPED, Case, trunk, turned
+
+from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, Simulations
+from rlstable.envs.native import Pipeline
+from rlstable.robot.model import Robot
+from rlstable.robot.simulator import MjxSimulator
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+STEPS = 3
+# A state in motion, with contacts, of each robot: positions, velocities, controls.
+STATES: dict[Robot, tuple[Any, Any, Any]] = {
+    QUADRUPED: (
+        turned(QUADRUPED, 0, 8.0, -0.004),
+        trunk(0.3, -0.2, 0.1, 0.5, -0.4, 0.6) + np.linspace(-0.5, 0.5, 18),
+        QUADRUPED.of_actuators("home") + np.linspace(-0.2, 0.2, 12),
+    ),
+    CART_POLE: ([0.3, 0.4], [1.0, -2.0], [0.7]),
+    ARM: ([0.4, -0.8], [1.0, 2.0], [0.5, -0.5]),
+}
+# The arrays that terms read, so that one call of each engine serves all tests.
+READ = tuple(sorted(DERIVED_ARRAYS & {
+    "xpos", "xmat", "sensordata", "site_xpos", "geom_xpos", "subtree_com", "qfrc_actuator", "actuator_force",
+}))  # fmt: skip
+ENGINES = ("MJX", "C MuJoCo")
+
+
+@functools.cache
+def stepped(robot: Robot, engine: str) -> Any:
+    """The physics state after a few steps."""
+    if engine == "MJX":
+        simulator, model = MjxSimulator(robot.model), mjx.put_model(robot.model, impl="jax")
+    else:
+        simulator, model = Pipeline(Simulations(robot.model, 1, READ)), None
+
+    def run(qpos: jax.Array, qvel: jax.Array, ctrl: jax.Array) -> Any:
+        return simulator.steps(model, simulator.start(model, qpos=qpos, qvel=qvel, ctrl=ctrl), ctrl, STEPS)
+
+    return jax.jit(run)(*(jnp.asarray(part, jnp.float32) for part in STATES[robot]))
+
+
+@pytest.mark.parametrize("term, case", CASES)
+def test_term_is_the_same_in_mjx_and_c_mujoco(term: Any, case: Case) -> None:
+    arguments = moment(case.robot, **(case.memory or {}))
+    mine, other = (
+        np.asarray(term(*arguments._replace(data=stepped(case.robot, engine)), **(case.parameters or {})))
+        for engine in ENGINES
+    )
+    assert mine.dtype == other.dtype and mine.shape == other.shape
+    np.testing.assert_allclose(mine, other, rtol=2e-3, atol=2e-4)
+
+
+def test_states_of_the_comparison_are_in_motion_and_in_contact() -> None:
+    data = stepped(QUADRUPED, "C MuJoCo")
+    assert float(jnp.abs(data.qvel).max()) > 0.1
+    assert float(QUADRUPED.foot_contacts(data).sum()) > 0
+    assert QUADRUPED.model.sensor_type[-1] == mujoco.mjtSensor.mjSENS_CONTACT

@@ -1,0 +1,177 @@
+"""The facts that a task takes from a model that it has never seen, and one line for what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import brax
+import mujoco
+import numpy as np
+import pytest
+from moments import HOME_HEIGHT, MODELS, config, environment, robot
+
+from rlstable.config import ConfigError
+from rlstable.robot.environment import RobotEnv
+
+FEET = ["front_left_foot", "front_right_foot", "rear_left_foot", "rear_right_foot"]
+
+
+def text_of(model: str) -> str:
+    return (MODELS / f"{model}.xml").read_text()
+
+
+def mistake(task: str, path: Path, *words: str) -> str:
+    """The error line of a task for a model file."""
+    env = config(task, str(path.with_suffix("")), *words).env
+    assert env.xml is not None and env.task is not None
+    with pytest.raises(ConfigError) as caught:
+        RobotEnv(env.xml, env.task, False)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def saved(folder: Path, text: str) -> Path:
+    path = folder / "robot.xml"
+    path.write_text(text)
+    return path
+
+
+# --- what is found
+
+
+def test_quadruped_has_a_free_root_four_feet_and_its_keyframe() -> None:
+    found = robot("quadruped", "feet")
+    assert found.floating and found.moves
+    assert found.model.body(found.root).name == "trunk"
+    assert [found.model.geom(geom).name for geom in found.feet] == FEET
+    assert [joint.home for joint in found.joints] == pytest.approx([0.0, 0.8, -1.6] * 4)
+    np.testing.assert_allclose(found.home_height, HOME_HEIGHT, atol=1e-6)
+
+
+def test_actuators_are_in_the_models_order_with_gains_ranges_and_home() -> None:
+    knee = robot("quadruped").actuators[2]
+    assert (knee.name, knee.joint, knee.kind) == ("front_left_knee", "front_left_knee", "position")
+    assert (knee.stiffness, knee.damping, knee.force) == (30.0, 0.5, 36.0)
+    assert (knee.low, knee.high, knee.home) == pytest.approx((-2.7, -0.7, -1.6))
+    assert knee.half_range == pytest.approx(1.0)
+    motor = robot("hopper").actuators[0]
+    assert (motor.kind, motor.home, motor.half_range, motor.stiffness) == ("torque", 0.0, 1.0, 0.0)
+
+
+def test_model_without_a_keyframe_is_at_home_in_its_first_position() -> None:
+    found = robot("hopper", "feet")
+    np.testing.assert_array_equal(found.home, found.model.qpos0)
+    assert [found.model.geom(geom).name for geom in found.feet] == ["foot"]
+
+
+@pytest.mark.parametrize(
+    "model, names",
+    [
+        ("ant", ["left_foot_geom", "right_foot_geom", "third_foot_geom", "fourth_foot_geom"]),
+        ("half_cheetah", ["bfoot", "ffoot"]),
+        ("humanoid", ["right_foot", "left_foot"]),
+        ("walker2d", ["foot_geom", "foot_left_geom"]),
+    ],
+)
+def test_feet_of_well_known_models_are_the_last_geoms_of_their_legs(model: str, names: list[str]) -> None:
+    found = robot(str(Path(brax.__file__).parent / "envs" / "assets" / model), "feet")
+    assert [found.model.geom(geom).name for geom in found.feet] == names
+
+
+def test_joints_are_all_but_the_unactuated_ones_of_the_root() -> None:
+    assert [joint.name for joint in robot("hopper").joints] == ["hip", "knee", "ankle"]
+    assert [joint.name for joint in robot("cart_pole").joints] == ["slider", "hinge"]
+    assert [joint.turns for joint in robot("cart_pole").joints] == [False, True]
+    assert robot("hopper").moves and not robot("arm").moves
+
+
+def test_floor_is_added_under_the_feet_where_a_free_robot_has_none() -> None:
+    quadruped = robot("quadruped").model
+    assert quadruped.geom("rlstable_floor").type == mujoco.mjtGeom.mjGEOM_PLANE
+    for model in ("hopper", "arm"):  # one has a floor, the other needs none
+        names = [robot(model).model.geom(i).name for i in range(robot(model).model.ngeom)]
+        assert "rlstable_floor" not in names
+
+
+def test_site_to_reach_with_is_the_one_farthest_from_the_root() -> None:
+    arm = robot("arm")
+    assert arm.model.site(arm.site(None)).name == "hand"
+    reach = np.linalg.norm(arm.reachable(arm.site(None)) - [0, 0, 0.5], axis=1)
+    assert 0.5 < reach.max() <= 0.55 + 1e-6  # the length of both links
+
+
+def test_motors_become_position_servos_with_the_same_largest_torque() -> None:
+    words = ("env.task.actions.control=position", "env.task.actions.stiffness=50", "env.task.actions.damping=2")
+    hip = robot("hopper", words=words).actuators[0]
+    assert (hip.kind, hip.stiffness, hip.damping, hip.force) == ("position", 50.0, 2.0, 120.0)
+    assert (hip.low, hip.high) == pytest.approx(np.radians([-120, 10]))
+
+
+# --- what is missing
+
+
+def test_model_without_an_actuator_is_one_line(tmp_path: Path) -> None:
+    text = text_of("cart_pole")
+    path = saved(tmp_path, text[: text.index("<actuator>")] + "</mujoco>")
+    assert mistake("robot_swingup", path).startswith(f"env.xml: {path} has no actuator; add <actuator>")
+
+
+def test_missing_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "robot.xml"
+    assert mistake("robot", path) == f"env.xml: there is no file {path}; give the path of an MJCF file"
+
+
+def test_file_that_is_no_xml_is_one_line(tmp_path: Path) -> None:
+    assert mistake("robot", saved(tmp_path, "<mujoco><worldbody>")).startswith("env.xml: ")
+
+
+def test_missing_mesh_is_one_line_with_its_name(tmp_path: Path) -> None:
+    text = text_of("arm").replace("<worldbody>", '<asset><mesh file="link.stl"/></asset><worldbody>')
+    error = mistake("robot_reach", saved(tmp_path, text))
+    assert error.startswith("env.xml: ") and "link.stl" in error
+
+
+def test_keyframe_of_the_wrong_size_is_one_line(tmp_path: Path) -> None:
+    text = text_of("arm").replace("</mujoco>", '<keyframe><key name="home" qpos="0 0 0"/></keyframe></mujoco>')
+    error = mistake("robot_reach", saved(tmp_path, text))
+    assert error.startswith("env.xml: ") and "qpos" in error
+
+
+def test_unknown_keyframe_names_those_of_the_model() -> None:
+    error = mistake("robot", MODELS / "quadruped.xml", "env.task.keyframe=sit")
+    assert error.startswith("env.task.keyframe: the model has no keyframe 'sit'; it has home")
+
+
+def test_term_that_needs_a_moving_root_is_refused_on_an_arm() -> None:
+    error = mistake("robot_velocity", MODELS / "arm.xml")
+    assert error.startswith("env.task.commands.velocity: needs a root body that moves")
+    assert error.endswith("remove the term: env.task.commands.velocity=null")
+
+
+def test_reach_without_a_site_names_the_term_and_the_remedy(tmp_path: Path) -> None:
+    text = text_of("arm").replace('<site name="hand" pos="0 0 0.25"/>', "")
+    error = mistake("robot_reach", saved(tmp_path, text))
+    assert error.startswith("env.task.commands.pose.site: the model has no site; add <site")
+
+
+def test_unknown_geom_of_a_contact_term_names_those_that_can_touch() -> None:
+    error = mistake("robot", MODELS / "quadruped.xml", "+env.task.endings.contact={geoms: [belly]}")
+    assert error.startswith("env.task.endings.contact.geoms: no geom or body 'belly' of the model can collide; choose")
+
+
+def test_servo_without_a_gain_is_one_line() -> None:
+    error = mistake("robot", MODELS / "hopper.xml", "env.task.actions.control=position")
+    assert error.startswith("env.task.actions.stiffness: is null; control=position")
+
+
+@pytest.mark.parametrize(
+    "task, model",
+    [
+        ("robot_stand", "hopper"), ("robot_stand", "quadruped"), ("robot_velocity", "hopper"),
+        ("robot_velocity", "quadruped"), ("robot_reach", "arm"), ("robot_getup", "quadruped"),
+        ("robot_swingup", "cart_pole"), ("robot_swingup", "arm"),
+    ],
+)  # fmt: skip
+def test_ready_task_fits_a_model_that_it_has_never_seen(task: str, model: str) -> None:
+    env = environment(task, model)
+    assert env.action_size == env.mj_model.nu
