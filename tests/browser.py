@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+needs_opengl = pytest.mark.skipif(
+    shutil.which("ldconfig") is None or "libOSMesa" not in os.popen("ldconfig -p").read(), reason="no libosmesa6 here"
+)
 
 DESKTOP, PHONE = (1280, 800), (390, 844)
 # Debian's chromium draws in software where there is no GPU.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ import pytest
 
 gymnasium = pytest.importorskip("gymnasium")
 
+from browser import needs_opengl  # noqa: E402
+from commands import ROOT  # noqa: E402
 from short_runs import trained  # noqa: E402
 from toys import PointMass  # noqa: E402
 
@@ -181,18 +186,33 @@ def test_policy_acts_in_single_and_vector_environments_with_float64_observations
     assert observations in envs.observation_space
 
 
+DRAW = """
+import jax
+import numpy as np
+
+import rlstable
+
+with jax.default_matmul_precision("highest"):
+    env = rlstable.gym_env("ball:Stick", overrides=["env.backend=native"], render_mode="rgb_array")
+env.reset(seed=0)
+before = env.render()
+for _ in range(10):
+    env.step(np.ones(env.action_space.shape))
+after = env.render()
+assert before.shape == after.shape == (480, 480, 3) and before.dtype == np.uint8
+assert before.std() > 1 and (before != after).any()
+assert env.metadata["render_modes"] == ["rgb_array"] and env.metadata["render_fps"] > 0
+env.close()
+"""
+
+
+@needs_opengl
 def test_native_physics_is_stepped_and_drawn() -> None:
-    with jax.default_matmul_precision("highest"):
-        env = rlstable.gym_env("ball:Stick", overrides=["env.backend=native"], render_mode="rgb_array")
-    env.reset(seed=0)
-    before = env.render()
-    for _ in range(10):
-        env.step(np.ones(env.action_space.shape))
-    after = env.render()
-    assert before.shape == after.shape == (480, 480, 3) and before.dtype == np.uint8
-    assert before.std() > 1 and (before != after).any()
-    assert env.metadata["render_modes"] == ["rgb_array"] and env.metadata["render_fps"] > 0
-    env.close()
+    # MuJoCo chooses its OpenGL when it is imported.
+    path = os.pathsep.join(str(folder) for folder in (ROOT, ROOT / "tests"))
+    env = {**os.environ, "MUJOCO_GL": "osmesa", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", DRAW], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # --- bad input

@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import re
-import shutil
 from pathlib import Path
 
 import mujoco
 import numpy as np
 import pytest
-from browser import PHONE, opened
+from browser import PHONE, needs_opengl, opened
 from commands import exit_code
 from short_runs import trained
 
@@ -167,11 +165,6 @@ def test_browser_draws_the_page_of_episodes(aborted: RecordedEpisodes, tmp_path:
         # Drawing in software may be told as slow; nothing else may be.
         assert found.requests == []
         assert [text for text in found.complaints if "GPU stall" not in text and "software" not in text.lower()] == []
-
-
-needs_opengl = pytest.mark.skipif(
-    shutil.which("ldconfig") is None or "libOSMesa" not in os.popen("ldconfig -p").read(), reason="no libosmesa6 here"
-)
 
 
 @pytest.mark.slow
