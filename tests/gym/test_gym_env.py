@@ -9,7 +9,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
