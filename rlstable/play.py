@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import mujoco
 import numpy as np
@@ -67,7 +67,7 @@ def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False)
         raise Refused(f"there is no file {path}; give the file that was trained on, or robot.mjb, which export writes")
     try:
         own = mujoco.MjModel.from_binary_path(str(path)) if path.suffix == ".mjb" else _completed(path, contract)
-    except ValueError as error:
+    except (ValueError, mujoco.FatalError) as error:
         raise Refused(f"{path} cannot be read: {_line(error)}") from None
     content = np.empty(mujoco.mj_sizeModel(own), np.uint8)
     mujoco.mj_saveModel(own, None, content)
@@ -196,9 +196,9 @@ class Loop:
         ends = []
         for ending in self._contract["endings"]:
             if ending["term"] == "fallen":
-                ends.append(self.data.xmat[self.root, 8] < math.cos(math.radians(ending.get("angle", 60.0))))
+                ends.append(self.data.xmat[self.root, 8] < math.cos(math.radians(ending["parameters"]["angle"])))
             elif ending["term"] == "too_low":
-                ends.append(self.height < ending.get("share", 0.5) * self._contract["default_height"])
+                ends.append(self.height < ending["parameters"]["share"] * self._contract["default_height"])
         return any(ends) if ends else None
 
     @property
@@ -243,7 +243,7 @@ def measurement(
         case "command":
             return lambda loop: loop.command
         case "phase":
-            turn = 2 * np.pi * entry.get("frequency", 1.5) * contract["control_dt"]
+            turn = 2 * np.pi * entry["parameters"]["frequency"] * contract["control_dt"]
             return lambda loop: np.array([np.sin(turn * loop.steps), np.cos(turn * loop.steps)])
         case "site_position":
             return lambda loop: loop.data.site_xpos[site]
@@ -312,11 +312,17 @@ def _line(error: Exception) -> str:
 @contextlib.contextmanager
 def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
     """A function that draws the state when the next frame of a film is due."""
-    import imageio_ffmpeg
-
+    try:
+        import imageio_ffmpeg
+    except ImportError:
+        raise Refused("--video needs imageio-ffmpeg, which is not installed; pip install imageio-ffmpeg") from None
+    if not path.absolute().parent.is_dir():
+        raise Refused(f"--video: there is no folder {path.absolute().parent}")
+    size, light = float(loop.model.stat.extent), loop.model.vis.headlight
+    light.ambient[:], light.diffuse[:] = 0.4, 0.6
     camera = mujoco.MjvCamera()
     camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, loop.root
-    camera.distance, camera.azimuth, camera.elevation = 2.5 * loop.model.stat.extent, 135, -20
+    camera.distance, camera.azimuth, camera.elevation = 2 * size, 135, -20
     drawn = 0
     writer = imageio_ffmpeg.write_frames(str(path), (_WIDTH, _HEIGHT), fps=_FRAMES_PER_SECOND, macro_block_size=2)
     writer.send(None)
@@ -326,10 +332,25 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
             nonlocal drawn
             while drawn <= loop.data.time * _FRAMES_PER_SECOND:
                 renderer.update_scene(loop.data, camera)
+                at = loop.data.xpos[loop.root] - [0, 0, loop.height]
+                _add_grid(renderer.scene, at, size / 3)
                 writer.send(np.ascontiguousarray(renderer.render()))
                 drawn += 1
 
         yield draw
+
+
+def _add_grid(scene: mujoco.MjvScene, at: np.ndarray, cell: float) -> None:
+    """Lines on the floor around a point, which show how the robot moves."""
+    line, reach = mujoco.mjtGeom.mjGEOM_LINE, 15 * cell
+    middle = np.append(np.round(at[:2] / cell) * cell, at[2] + 0.002 * cell)
+    for offset in cell * np.arange(-15, 16):
+        for ends in ([[offset, -reach, 0], [offset, reach, 0]], [[-reach, offset, 0], [reach, offset, 0]]):
+            geom = scene.geoms[scene.ngeom]
+            grey = np.array([0.5, 0.5, 0.5, 1], np.float32)
+            mujoco.mjv_initGeom(geom, line, np.zeros(3), np.zeros(3), np.eye(3).ravel(), grey)
+            mujoco.mjv_connector(geom, line, 1.0, *(middle + ends))
+            scene.ngeom += 1
 
 
 @contextlib.contextmanager
@@ -375,46 +396,61 @@ def played(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _arguments(argv)
     try:
+        args = _arguments(argv)
         if args.video and sys.platform == "linux" and "MUJOCO_GL" not in os.environ:
             _restart_offscreen()
         policy, contract = load_policy(args.policy)
         model = load_model(args.model or args.policy.with_name("robot.mjb"), contract, args.any_model)
         model.geom_friction *= args.friction
         model.pair_friction *= args.friction
-        command = None if args.command is None else [float(x) for x in args.command.split()]
-        loop = Loop(model, contract, policy, command, args.delay)
+        loop = Loop(model, contract, policy, args.command, args.delay)
         period = float(contract["control_dt"]) * int(contract["action_repeat"])
         with contextlib.ExitStack() as open_now:
             watchers = [open_now.enter_context(film(args.video, loop))] if args.video else []
             watchers += [open_now.enter_context(viewer(loop))] if args.viewer else []
-            lines = played(loop, args.steps or max(1, round(args.seconds / period)), args.push, watchers)
+            lines = played(
+                loop, max(1, round(args.seconds / period) if args.steps is None else args.steps), args.push, watchers
+            )
     except Refused as error:
         print(f"rlstable: {error}", file=sys.stderr)
         sys.exit(2)
     print("\n".join(lines + ([f"film {args.video}"] if args.video else [])))
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message}; --help explains the options")
+
+
+def numbers(text: str) -> list[float]:
+    return [float(word) for word in text.split()]
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description="Runs an exported policy of a robot in plain MuJoCo, from home, and says what happened.",
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
     add("policy", type=Path, help="policy.onnx of rlstable export")
-    add("model", type=Path, nargs="?", help="file of the robot that was trained on; robot.mjb beside the policy")
-    add("--command", help='all commands, for example "0.5 0 0": forward and sideways in m/s, turning in rad/s')
+    add("model", type=Path, nargs="?", help="file of the robot that was trained on [robot.mjb beside the policy]")
+    add("--command", type=numbers, metavar="NUMBERS",
+        help='all commands, for example "0.5 0 0": forward and sideways in m/s, turning in rad/s')  # fmt: skip
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="number of actions")
     length.add_argument("--seconds", type=float, default=10.0, help="simulated time [10]")
-    add("--delay", type=int, help="control steps between an action and its effect [the least of training]")
-    add("--friction", type=float, default=1.0, help="factor of all friction of contacts [1]")
-    add("--push", type=float, default=0.0, metavar="SPEED", help="push in a random direction every 3 s, in m/s [0]")
+    add("--delay", type=int, metavar="STEPS", help="of actions, in control steps [the least of training]")
+    add("--friction", type=float, default=1.0, metavar="FACTOR", help="of all friction of contacts [1]")
+    add("--push", type=float, default=0.0, metavar="SPEED", help="in m/s, in a random direction every 3 s [0]")
     add("--video", type=Path, metavar="FILE", help="film, an mp4 file; needs imageio-ffmpeg")
     add("--viewer", action="store_true", help="show it in MuJoCo's viewer")
     add("--any-model", action="store_true", help="play with a model that is not the one of training")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name in ("steps", "seconds", "delay", "friction", "push"):
+        if not 0 <= (getattr(args, name) or 0) < math.inf:
+            parser.error(f"argument --{name}: {getattr(args, name)} must be a number of at least 0")
+    return args
 
 
 def _restart_offscreen() -> None:

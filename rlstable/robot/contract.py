@@ -61,7 +61,7 @@ def contract(env: RobotEnv) -> Entry:
         "default_height": robot.home_height,
         "floor_height": robot.floor,
         "endings": [
-            {"name": name, "term": config.path(name), **_parameters(env.lists.endings[name])}
+            {"name": name, "term": config.path(name), "parameters": _parameters(env.lists.endings[name])}
             for name, config in task.endings.items()
         ],
         "model_hash": hashlib.sha256(binary(robot.model)).hexdigest(),
@@ -84,7 +84,7 @@ def _observation(env: RobotEnv, part: Part) -> Entry:
     parameters = _parameters(env.lists.observations[part.name])
     return {
         "name": part.name, "term": term, "size": part.size, **shown, "history": config.history, "delay": delay,
-        **parameters, **_sources(env.robot, term, parameters),
+        "parameters": parameters, **_sources(env.robot, term, parameters),
     }  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _command(env: RobotEnv, name: str) -> Entry:
         reachable = robot.reachable(robot.site(parameters["site"]))
         low, high, default = (_shortest(x) for x in (reachable.min(axis=0), reachable.max(axis=0), reachable[0]))
     ranges = {"low": low, "high": high, "default": default}
-    return {"name": name, "term": term, "size": size, "resample": config.resample, **ranges, **parameters}
+    return {"name": name, "term": term, "size": size, "resample": config.resample, **ranges, "parameters": parameters}
 
 
 def _actuator(actuator: Any) -> Entry:
