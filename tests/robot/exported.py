@@ -32,20 +32,20 @@ class Exported(NamedTuple):
         return self.folder / "policy.onnx"
 
 
-def saved_run(env: Any, settings: Any, folder: Path) -> SavedRun:
-    """A run whose policy is random."""
+def random_run(env: Any, settings: Any, folder: Path, gain: float = 8.0) -> SavedRun:
+    """A run whose policy is random; `gain` makes its actions larger."""
     networks = make_networks(settings, env.action_size)
     obs = jax.tree.map(lambda x: jnp.zeros(x.shape), jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs)
     params, statistics = networks.init(jax.random.PRNGKey(1), obs), normalizer.init(obs)
-    policy = jax.tree.map(lambda x: 2 * x, params["policy"])  # actions that move the robot
+    policy = jax.tree.map(lambda x: gain * x, params["policy"])
     host = {"host": {"iteration": 0}, "step": 0}
     return SavedRun(folder, settings, Policy(networks, {"policy": policy}, statistics, "default", host))
 
 
-def exported(folder: Path, task: str, model: str, *words: str) -> Exported:
+def exported(folder: Path, task: str, model: str, *words: str, gain: float = 8.0) -> Exported:
     settings = config(task, model, *TINY, *words)
     env = load_env(settings.env)
-    run = saved_run(env, settings, folder)
+    run = random_run(env, settings, folder, gain)
     function = policy_function(run)
     write_onnx(function, folder / "policy.onnx")
     assert function.robot is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 import mujoco
 import numpy as np
 import pytest
-from exported import exported, file_of
-from moments import MODELS, environment
+from commands import exit_code
+from exported import TINY, exported, file_of, random_run
+from moments import MODELS, config, environment
 
 from rlstable import play
+from rlstable.envs.load import load_env
+from rlstable.export.__main__ import main as export
 from rlstable.robot import build
 from rlstable.robot.contract import binary, contract
 
@@ -114,7 +118,7 @@ def test_plain_file_is_completed_to_the_model_of_training(task: str, model: str,
 
 
 def test_parts_without_a_name_are_found_by_their_number(tmp_path: Path) -> None:
-    named = NAMELESS.replace('<joint axis', '<joint name="swing" axis').format(joint="swing")
+    named = NAMELESS.replace("<joint axis", '<joint name="swing" axis').format(joint="swing")
     (tmp_path / "nameless.xml").write_text(named)
     made = exported(
         tmp_path, "robot", str(Path("..", *[".."] * len(MODELS.parts), *tmp_path.parts[1:], "nameless")),
@@ -137,3 +141,59 @@ def test_metadata_separate_flat_lists_by_commas_and_are_json_otherwise(tmp_path:
     assert json.loads(texts["observations"])[0]["size"] == 12
     assert json.loads(texts["config"])["env"]["xml"] == "quadruped.xml"
     assert str(MODELS).encode() not in made.onnx.read_bytes()  # no path of this machine
+
+
+# --- the command
+
+
+def lean(robot: Any, data: Any, memory: Any, action: Any) -> Any:
+    """A term of the user's own."""
+    return robot.rotation(data)[2, :1]
+
+
+OWN = "+env.task.observations.lean={term: 'test_contract:lean'}"
+
+
+def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """Makes the command export a random policy in the place of a run's."""
+    from rlstable.policy import saved_run
+
+    settings = config("robot_swingup", "cart_pole", *TINY, *words)
+    found = random_run(load_env(settings.env), settings, folder)
+    (folder / "config.yaml").touch()
+    monkeypatch.setattr(
+        saved_run, "open_run", lambda run, which, trust: dataclasses.replace(found, folder=run, trust=trust)
+    )
+
+
+def test_export_writes_policy_metadata_model_and_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened(tmp_path, monkeypatch)
+    assert exit_code(export, f"run={tmp_path}", "--json") == 0
+    written = json.loads(capsys.readouterr().out)
+    assert [Path(one["file"]).name for one in written] == ["policy.stablehlo", "policy.onnx", "robot.mjb", "play.py"]
+    found = json.loads((tmp_path / "export" / "policy.json").read_text())
+    model = (tmp_path / "export" / "robot.mjb").read_bytes()
+    assert found["model_hash"] == hashlib.sha256(model).hexdigest()
+    assert found["joint_names"] == ["slider", "hinge"] and found["observation"]["history"] == 1
+
+
+def test_term_of_the_users_own_is_exported_and_refused_by_play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened(tmp_path, monkeypatch, OWN)
+    assert exit_code(export, f"run={tmp_path}", "format=onnx") == 0
+    assert exit_code(play.main, str(tmp_path / "export" / "policy.onnx")) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("rlstable: observation lean: its term test_contract:lean is a function of your own")
+
+
+def test_terms_that_a_strangers_folder_names_are_imported_only_with_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened(tmp_path, monkeypatch, OWN)
+    tmp_path.chmod(0o777)
+    assert exit_code(export, f"run={tmp_path}") == 2
+    assert "env.task: test_contract:lean" in capsys.readouterr().err
+    assert exit_code(export, f"run={tmp_path}", "trust=true", "format=onnx") == 0
