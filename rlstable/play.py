@@ -196,9 +196,9 @@ class Loop:
         ends = []
         for ending in self._contract["endings"]:
             if ending["term"] == "fallen":
-                ends.append(self.data.xmat[self.root, 8] < math.cos(math.radians(ending["parameters"]["angle"])))
+                ends.append(not self.data.xmat[self.root, 8] >= math.cos(math.radians(ending["parameters"]["angle"])))
             elif ending["term"] == "too_low":
-                ends.append(self.height < ending["parameters"]["share"] * self._contract["default_height"])
+                ends.append(not self.height >= ending["parameters"]["share"] * self._contract["default_height"])
         return any(ends) if ends else None
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from commands import exit_code
+from commands import ROOT, exit_code
 from exported import Exported, exported, file_of
 
 from rlstable import play
@@ -117,6 +117,22 @@ def test_action_repeat_takes_several_control_steps(walker: Exported) -> None:
     loop = play.Loop(play.load_model(file_of("quadruped"), contract), {**contract, "action_repeat": 2}, policy)
     loop.step()
     assert loop.steps == 2 and loop.data.time == pytest.approx(0.04)
+
+
+def test_loop_of_the_docs_moves_the_robot_as_play_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = exported(tmp_path, "robot_velocity", "quadruped")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "export.md").read_text()
+    (program,) = (text for text in page.split("```") if "default_joint_pos" in text and text.startswith("python"))
+    names: dict[str, Any] = {}
+    exec(program.removeprefix("python").replace("range(500)", "range(20)"), names)
+    loop = loop_of(made, "quadruped", command=[0.5, 0.0, 0.0])
+    for _ in range(20):
+        loop.step()
+    np.testing.assert_allclose(names["data"].qpos, loop.data.qpos, atol=1e-5)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("height 0.")
 
 
 # --- the command
