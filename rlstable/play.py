@@ -157,12 +157,12 @@ class Loop:
         """One action of the policy."""
         action, clip = self.policy(self.observation), self._contract["action_clip"]
         action = action if clip is None else np.clip(action, -clip, clip)
-        for _ in range(int(self._contract["action_repeat"])):
+        for _ in range(self._contract["action_repeat"]):
             self.actions.appendleft(action)
             stays = np.float32(self._contract["action_filter"])
             self._filtered = stays * self._filtered + (1 - stays) * self.actions[self._delay]
             self.data.ctrl[:] = np.clip(self._home + self._scale * self._filtered, self._low, self._high)
-            mujoco.mj_step(self.model, self.data, nstep=int(self._contract["decimation"]))
+            mujoco.mj_step(self.model, self.data, nstep=self._contract["decimation"])
             self.steps += 1
             self._stack.append(self._frame())
         self.data.xfrc_applied[self.root] = 0.0
@@ -270,7 +270,7 @@ def _command(contract: Mapping[str, Any], given: Sequence[float] | None) -> np.n
 
 
 def _slices(contract: Mapping[str, Any]) -> dict[str, slice]:
-    """Where each command stands among the numbers of all commands."""
+    """Position of each command among the numbers of all commands."""
     ends = np.cumsum([0, *(entry["size"] for entry in contract["commands"])])
     return {entry["name"]: slice(ends[i], ends[i + 1]) for i, entry in enumerate(contract["commands"])}
 
@@ -405,13 +405,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         model.geom_friction *= args.friction
         model.pair_friction *= args.friction
         loop = Loop(model, contract, policy, args.command, args.delay)
-        period = float(contract["control_dt"]) * int(contract["action_repeat"])
+        period = contract["control_dt"] * contract["action_repeat"]
+        steps = max(1, round(args.seconds / period) if args.steps is None else args.steps)
         with contextlib.ExitStack() as open_now:
             watchers = [open_now.enter_context(film(args.video, loop))] if args.video else []
             watchers += [open_now.enter_context(viewer(loop))] if args.viewer else []
-            lines = played(
-                loop, max(1, round(args.seconds / period) if args.steps is None else args.steps), args.push, watchers
-            )
+            lines = played(loop, steps, args.push, watchers)
     except Refused as error:
         print(f"rlstable: {error}", file=sys.stderr)
         sys.exit(2)

@@ -62,14 +62,13 @@ def write(options: ExportOptions) -> list[dict[str, Any]]:
     command.note(f"exporting the policy of the {run.checkpoint}")
     function = policy_function(run)
     written = []
-    entries: list[dict[str, Any]]
     folder = options.out or subfolder(options.run, "export")
     folder.mkdir(parents=True, exist_ok=True)
     if options.format in ("both", "stablehlo"):
         written.append(write_stablehlo(function, folder / "policy.stablehlo"))
     if options.format in ("both", "onnx"):
         written.append(write_onnx(function, folder / "policy.onnx"))
-    entries = [{"file": str(one.path), "difference": one.difference} for one in written]
+    entries: list[dict[str, Any]] = [{"file": str(one.path), "difference": one.difference} for one in written]
     if function.robot is not None:
         entries += [{"file": str(path)} for path in write_player(function.robot, folder)]
     return [{**entry, "bytes": Path(entry["file"]).stat().st_size} for entry in entries]

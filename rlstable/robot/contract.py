@@ -139,7 +139,7 @@ def _actuator(actuator: Any) -> Entry:
 
 
 def _additions(robot: Robot, task: TaskConfig) -> Entry:
-    """What training has added to the model file or changed in it, as arguments of `mujoco.MjSpec`."""
+    """Additions and changes that training has made to the model file, as arguments of `mujoco.MjSpec`."""
     model = robot.model
     sensors = (i for i in range(model.nsensor) if model.sensor(i).name.startswith("rlstable_"))
     floors = (i for i in range(model.ngeom) if model.geom(i).name == build.FLOOR)
