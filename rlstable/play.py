@@ -73,8 +73,15 @@ def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False)
     mujoco.mj_saveModel(own, None, content)
     if hashlib.sha256(content.tobytes()).hexdigest() != contract["model_hash"] and not any_model:
         made, here = contract["versions"]["mujoco"], mujoco.__version__
-        reason = f"compiled by MuJoCo {made}, and this is {here}" if made != here else "the file has changed"
-        raise Refused(f"{path} is not the model that the policy was trained on ({reason}); add --any-model to play on")
+        reason = (
+            f"compiled by MuJoCo {made}, and this is {here}"
+            if made != here
+            else "the file has changed, or more was added to it"
+        )
+        raise Refused(
+            f"{path} is not the model that the policy was trained on ({reason}); give robot.mjb, which export writes, "
+            "or add --any-model"
+        )
     has, needs = (own.nq, own.nu), (np.size(contract["default_qpos"]), len(contract["actuators"]))
     if has != needs:
         raise Refused(f"{path}: {has} are its numbers of positions and actuators, and the policy needs {needs}")

@@ -179,8 +179,9 @@ def test_another_model_is_refused_unless_any_model_is_allowed(
     other = tmp_path / "heavy.xml"
     other.write_text(file_of("quadruped").read_text().replace('mass="6"', 'mass="7"'))
     assert run(str(walker.onnx), str(other), "--steps", "1") == 2
-    assert "is not the model that the policy was trained on (the file has changed); add --any-model" in (
-        capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        f"rlstable: {other} is not the model that the policy was trained on (the file has changed, or more was added "
+        "to it); give robot.mjb, which export writes, or add --any-model\n"
     )
     assert run(str(walker.onnx), str(other), "--steps", "1", "--any-model") == 0
     assert run(str(walker.onnx), str(file_of("arm")), "--any-model") == 2
