@@ -32,6 +32,7 @@ COMMANDS = {
     "render": Command("rlstable.render.__main__:main", "draw episodes as a 3D page, or as films"),
     "report": Command("rlstable.report.__main__:main", "write a page about one run or several"),
     "export": Command("rlstable.export.__main__:main", "write a policy as ONNX and StableHLO"),
+    "play": Command("rlstable.play:main", "run an exported policy of a robot in plain MuJoCo"),
     "doctor": Command("rlstable.doctor.__main__:process", "check this machine and a model before a run"),
     "replay": Command("rlstable.replay.__main__:main", "repeat a bad step of an incident in three engines"),
     "sweep-report": Command("rlstable.report.__main__:sweep_report", "write a page about a sweep"),

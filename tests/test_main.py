@@ -22,7 +22,7 @@ def test_listing_has_one_line_per_command(capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().out.splitlines()
     listed = [line.split()[0] for line in lines if line.startswith("  ")]
     assert listed == [
-        "train", "evaluate", "render", "report", "export", "doctor", "replay", "sweep-report", "version",
+        "train", "evaluate", "render", "report", "export", "play", "doctor", "replay", "sweep-report", "version",
     ]  # fmt: skip
 
 
@@ -34,8 +34,8 @@ def test_listing_has_one_line_per_command(capsys: pytest.CaptureFixture[str]) ->
         ("env=ant", "'env=ant' is no command; write rlstable train env=ant"),
         (
             "fly",
-            "unknown command 'fly'; allowed are train, evaluate, render, report, export, doctor, replay, sweep-report, "
-            "version",
+            "unknown command 'fly'; allowed are train, evaluate, render, report, export, play, doctor, replay, "
+            "sweep-report, version",
         ),
     ],
 )

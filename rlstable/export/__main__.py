@@ -6,12 +6,14 @@ Exit code 0 means that the files were written and agree with the policy, 2 means
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from rlstable.cli import command
 from rlstable.cli.options import OutFolder, PolicyOptions
+from rlstable.config.schema import Flag
 
 _EPILOG = """
 examples:
@@ -28,6 +30,9 @@ class ExportOptions(PolicyOptions):
         "both", description="both; onnx, for robots and other languages; stablehlo, for jax and XLA"
     )
     out: OutFolder | None = Field(None, description="folder to write to, null for <run>/export")
+    trust: Flag = Field(
+        False, description="true to import the terms of a robot that another user's run folder names; read them first"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,17 +44,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         command.print_json(written)
     else:
         for entry in written:
-            print(f"{entry['file']}: {entry['bytes']:,} bytes, actions differ by {entry['difference']:.1e} at most")
+            differs = f", actions differ by {entry['difference']:.1e} at most" if "difference" in entry else ""
+            print(f"{entry['file']}: {entry['bytes']:,} bytes{differs}")
 
 
 def write(options: ExportOptions) -> list[dict[str, Any]]:
-    """Writes the policy; returns per file its path (`file`), size (`bytes`) and `difference` from the policy."""
-    from rlstable.export.formats import write_onnx, write_stablehlo
+    """Writes the policy, and for a robot also its model and a program that plays the policy.
+
+    Returns per file its path (`file`) and size (`bytes`), and of a policy its `difference` from the trained one.
+    """
+    from rlstable.export.formats import write_onnx, write_player, write_stablehlo
     from rlstable.export.function import policy_function
     from rlstable.io.files import subfolder
     from rlstable.policy.saved_run import open_run
 
-    run = open_run(options.run, options.which)
+    run = open_run(options.run, options.which, options.trust)
     command.note(f"exporting the policy of the {run.checkpoint}")
     function = policy_function(run)
     written = []
@@ -59,7 +68,10 @@ def write(options: ExportOptions) -> list[dict[str, Any]]:
         written.append(write_stablehlo(function, folder / "policy.stablehlo"))
     if options.format in ("both", "onnx"):
         written.append(write_onnx(function, folder / "policy.onnx"))
-    return [{"file": str(one.path), "bytes": one.path.stat().st_size, "difference": one.difference} for one in written]
+    entries: list[dict[str, Any]] = [{"file": str(one.path), "difference": one.difference} for one in written]
+    if function.robot is not None:
+        entries += [{"file": str(path)} for path in write_player(function.robot, folder)]
+    return [{**entry, "bytes": Path(entry["file"]).stat().st_size} for entry in entries]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import importlib.util
 import json
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from rlstable.config.extras import install
 from rlstable.export.function import ACTION, OBSERVATION, PolicyFunction
 from rlstable.export.graph import UnsupportedOperation, to_onnx
 from rlstable.io.files import write_atomically
+from rlstable.robot.contract import binary
+from rlstable.robot.environment import RobotEnv
 
 # Largest allowed difference of an action element, relative to the largest action or 1: the order of sums in float32
 # explains it.
@@ -73,6 +76,14 @@ def write_stablehlo(function: PolicyFunction, path: Path) -> Written:
     write_atomically(path, content)
     write_atomically(path.with_suffix(".json"), json.dumps(function.metadata, indent=2) + "\n")
     return Written(path, difference)
+
+
+def write_player(robot: RobotEnv, folder: Path) -> list[Path]:
+    """Writes the model of a robot as training has used it, and a copy of `rlstable/play.py`."""
+    model, program = folder / "robot.mjb", folder / "play.py"
+    write_atomically(model, binary(robot.mj_model))
+    write_atomically(program, importlib.resources.files("rlstable").joinpath("play.py").read_bytes())
+    return [model, program]
 
 
 def _largest_difference(function: PolicyFunction, call: Callable[[np.ndarray], np.ndarray], name: str) -> float:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstable.io.private_folder import require_trust
 from rlstable.io.versions import versions
 from rlstable.policy.policy import choose_action
 from rlstable.policy.saved_run import SavedRun
+from rlstable.robot.contract import contract
+from rlstable.robot.environment import RobotEnv
 
 OBSERVATION, ACTION = "observation", "action"
 _FORMAT = 1  # of the metadata
@@ -26,6 +31,7 @@ class PolicyFunction:
     observation_size: int  # number of observation elements that the policy reads
     samples: np.ndarray  # observations to compare with, [1000, observation_size], spread over 0.1 to 10 deviations
     metadata: dict[str, object]  # of inputs, outputs and training for a user of the file, as JSON data
+    robot: RobotEnv | None  # the robot of env=robot; None for other sources
 
     def actions(self, observations: np.ndarray) -> np.ndarray:
         """Actions `[B, action_size]` for observations `[B, observation_size]`."""
@@ -33,12 +39,18 @@ class PolicyFunction:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The metadata with all values as strings, for file formats that allow only strings."""
-        return {key: value if isinstance(value, str) else json.dumps(value) for key, value in self.metadata.items()}
+        """The metadata with all values as strings, for file formats that allow only strings.
+
+        A list of names or numbers is separated by commas, as mjlab writes it; everything else is JSON.
+        """
+        return {key: _text(value) for key, value in self.metadata.items()}
 
 
 def policy_function(run: SavedRun) -> PolicyFunction:
-    """The function of a run's policy, always in float32."""
+    """The function of a run's policy, always in float32; for a robot with the contract in its metadata.
+
+    Raises `ConfigError` without the robot's model, or if a folder that others may write names terms of its own.
+    """
     policy = run.policy
     networks = dataclasses.replace(policy.networks, dtype=jnp.float32)
     key = networks.config.policy_obs_key
@@ -55,6 +67,7 @@ def policy_function(run: SavedRun) -> PolicyFunction:
     noise = np.random.default_rng(0).normal(size=(1000, *mean.shape)) * np.geomspace(0.1, 10.0, 1000)[:, None]
     samples = (mean + spread * noise).astype(np.float32)
     squashed = networks.config.distribution_type == "tanh_normal"
+    robot = _robot(run)
     metadata = {
         "format": _FORMAT,
         "env": run.config.env.name,
@@ -66,7 +79,30 @@ def policy_function(run: SavedRun) -> PolicyFunction:
         "action": {"output": ACTION, "size": networks.action_size, "range": [-1.0, 1.0] if squashed else None},
         "action_repeat": run.config.env.action_repeat,
         "precision": {"computes_in": "float32", "trained_in": jnp.dtype(policy.networks.dtype).name},
-        "config": run.config.model_dump(mode="json"),
+        "config": _without_paths(run.config.model_dump(mode="json")),
         "versions": versions(),
     }
-    return PolicyFunction(apply, int(mean.size), samples, metadata)
+    metadata |= {} if robot is None else contract(robot)
+    return PolicyFunction(apply, int(mean.size), samples, metadata, robot)
+
+
+def _robot(run: SavedRun) -> RobotEnv | None:
+    """The environment of a robot's run, without physics; None for other sources."""
+    env = run.config.env
+    if env.xml is None or env.task is None:
+        return None
+    if env.own_terms:
+        require_trust(run.folder / "config.yaml", run.config, run.trust)
+    return RobotEnv(env.xml, env.task, False)
+
+
+def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, with the name of the robot's file in the place of its path."""
+    path = config["env"]["xml"]
+    return config if path is None else {**config, "env": {**config["env"], "xml": Path(path).name}}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list) and all(isinstance(item, str | int | float) for item in value):
+        return ",".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)

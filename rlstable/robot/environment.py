@@ -21,7 +21,7 @@ from rlstable.robot import actions, terms
 from rlstable.robot.lists import KEY, Lists
 from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
-from rlstable.robot.observing import Observer
+from rlstable.robot.observing import Observer, Part
 from rlstable.robot.simulator import MjxSimulator, Simulator
 
 MEMORY = "memory"  # the entry of `info`
@@ -86,6 +86,11 @@ class RobotEnv:
     @property
     def unwrapped(self) -> RobotEnv:
         return self
+
+    @property
+    def policy_parts(self) -> list[Part]:
+        """The terms of the policy's observation, in their order."""
+        return self._observers["state"].parts
 
     def reset(self, rng: jax.Array) -> State:
         keys = jax.random.split(rng, 3)

@@ -1,0 +1,473 @@
+"""Runs an exported policy of a robot in plain MuJoCo: `python play.py policy.onnx robot.xml`.
+
+This file is complete: it needs NumPy, mujoco and onnxruntime, and nothing else of rlstable. The metadata of the policy
+say what the policy sees and what its actions mean; docs/export.md explains their keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import mujoco
+import numpy as np
+
+_FRAMES_PER_SECOND, _WIDTH, _HEIGHT = 30, 640, 480
+_PUSH_EVERY = 3.0  # seconds
+_EXAMPLES = """
+examples:
+  rlstable play policy.onnx robot.xml --command "0.5 0 0" --video walk.mp4
+  rlstable play policy.onnx robot.xml --delay 2 --friction 0.8 --push 0.5
+  python play.py policy.onnx robot.xml --viewer
+"""
+
+Policy = Callable[[np.ndarray], np.ndarray]
+
+
+class Refused(Exception):
+    """A mistake of the user, as one line."""
+
+
+def load_policy(path: Path) -> tuple[Policy, dict[str, Any]]:
+    """A policy, from an observation to an action, and its contract."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise Refused("play needs onnxruntime, which is not installed; pip install onnxruntime") from None
+    if not path.is_file():
+        raise Refused(f"there is no file {path}; rlstable export writes policy.onnx")
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has no public class of its errors
+        raise Refused(f"{path} cannot be read: {_line(error)}") from None
+    texts: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
+    if "model_hash" not in texts:
+        raise Refused(f"{path} has no contract of a robot; play is for policies that were trained with env=robot")
+
+    def act(observation: np.ndarray) -> np.ndarray:
+        return np.asarray(session.run(["action"], {"observation": observation[None].astype(np.float32)})[0][0])
+
+    return act, {key: _parsed(text) for key, text in texts.items()}
+
+
+def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False) -> mujoco.MjModel:
+    """The model as training has used it, from the user's own file or from the exported `robot.mjb`."""
+    if not path.is_file():
+        raise Refused(f"there is no file {path}; give the file that was trained on, or robot.mjb, which export writes")
+    try:
+        own = mujoco.MjModel.from_binary_path(str(path)) if path.suffix == ".mjb" else _completed(path, contract)
+    except (ValueError, mujoco.FatalError) as error:
+        raise Refused(f"{path} cannot be read: {_line(error)}") from None
+    content = np.empty(mujoco.mj_sizeModel(own), np.uint8)
+    mujoco.mj_saveModel(own, None, content)
+    if hashlib.sha256(content.tobytes()).hexdigest() != contract["model_hash"] and not any_model:
+        made, here = contract["versions"]["mujoco"], mujoco.__version__
+        reason = (
+            f"compiled by MuJoCo {made}, and this is {here}"
+            if made != here
+            else "the file has changed, or more was added to it"
+        )
+        raise Refused(
+            f"{path} is not the model that the policy was trained on ({reason}); give robot.mjb, which export writes, "
+            "or add --any-model"
+        )
+    has, needs = (own.nq, own.nu), (np.size(contract["default_qpos"]), len(contract["actuators"]))
+    if has != needs:
+        raise Refused(f"{path}: {has} are its numbers of positions and actuators, and the policy needs {needs}")
+    return own
+
+
+def _completed(path: Path, contract: Mapping[str, Any]) -> mujoco.MjModel:
+    """The model of a file, with the floor, the sensors and the actuators that training has added."""
+    spec, added = mujoco.MjSpec.from_file(str(path)), contract["model_additions"]
+    spec.compile()  # gives every element its number
+    sensors, actuators = added["sensors"], list(spec.actuators)
+    root = _found(spec.bodies, "body", contract["root_body"])
+    touching = [sensor["objname"] for sensor in sensors if sensor["objtype"] == mujoco.mjtObj.mjOBJ_GEOM.value]
+    for name in touching:
+        _found(spec.geoms, "geom", name).name = name
+    if added["floor"] is not None:
+        kind = mujoco.mjtGeom(added["floor"]["type"])
+        spec.worldbody.add_geom(**{**added["floor"], "type": kind})
+    for actuator, fields in zip(actuators, added["actuators"] or (), strict=False):
+        actuator.inheritrange = 0
+        for field, value in fields.items():
+            if isinstance(value, list):
+                getattr(actuator, field)[:] = value
+            else:
+                setattr(actuator, field, value)
+    root.add_site(name=added["root_site"])
+    for sensor in sensors:
+        kinds = {"type": mujoco.mjtSensor(sensor["type"]), "objtype": mujoco.mjtObj(sensor["objtype"])}
+        spec.add_sensor(name=sensor["name"], objname=sensor["objname"], **kinds).intprm[:] = sensor["intprm"]
+    return spec.compile()
+
+
+class Loop:
+    """The control loop of training, in NumPy: observation, policy, delay, filter, controls and physics.
+
+    Attributes:
+        observation: What the policy sees next.
+        command: All commands, in the order of their names.
+        actions: The policy's actions, newest first.
+        steps: Control steps since the reset.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        contract: Mapping[str, Any],
+        policy: Policy,
+        command: Sequence[float] | None = None,
+        delay: int | None = None,
+    ):
+        self.model, self.data, self.policy = model, mujoco.MjData(model), policy
+        self._contract, self._actuators = contract, contract["actuators"]
+        self._delay = contract["action_delay"]["least"] if delay is None else delay
+        self.command = _command(contract, command)
+        self._terms = [(entry, measurement(model, contract, entry)) for entry in contract["observations"]]
+        self._home, self._low, self._high = (self._of_actuators(key) for key in ("home", "low", "high"))
+        self._scale = np.array(contract["action_scale"], np.float32)
+        self.root = _found(_all(model, "body"), "body", contract["root_body"]).id
+        self.reset()
+
+    def reset(self, qpos: np.ndarray | None = None, qvel: np.ndarray | None = None) -> None:
+        """Starts from a state; None is home at rest."""
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[:] = self._contract["default_qpos"] if qpos is None else qpos
+        self.data.qvel[:] = 0.0 if qvel is None else qvel
+        self.data.ctrl[:] = self._home
+        mujoco.mj_forward(self.model, self.data)
+        kept = max(2, self._delay + 1)
+        self.actions = collections.deque([np.zeros(self.model.nu, np.float32)] * kept, maxlen=kept)
+        self._filtered, self.steps = self.actions[0], 0
+        self._past: dict[str, collections.deque[np.ndarray]] = {}
+        frame, stacked = self._frame(), self._contract["observation"]["history"]
+        self._stack = collections.deque([frame] * stacked, maxlen=stacked)
+
+    @property
+    def observation(self) -> np.ndarray:
+        return np.concatenate(self._stack)
+
+    def step(self) -> None:
+        """One action of the policy."""
+        action, clip = self.policy(self.observation), self._contract["action_clip"]
+        action = action if clip is None else np.clip(action, -clip, clip)
+        for _ in range(self._contract["action_repeat"]):
+            self.actions.appendleft(action)
+            stays = np.float32(self._contract["action_filter"])
+            self._filtered = stays * self._filtered + (1 - stays) * self.actions[self._delay]
+            self.data.ctrl[:] = np.clip(self._home + self._scale * self._filtered, self._low, self._high)
+            mujoco.mj_step(self.model, self.data, nstep=self._contract["decimation"])
+            self.steps += 1
+            self._stack.append(self._frame())
+        self.data.xfrc_applied[self.root] = 0.0
+
+    def _frame(self) -> np.ndarray:
+        """The numbers of one control step, each term with its own scale, clip, delay and history, newest first."""
+        shown: list[np.ndarray] = []
+        for entry, measure in self._terms:
+            value = np.float32(entry["scale"]) * np.asarray(measure(self), np.float32)
+            value = value if entry["clip"] is None else np.clip(value, -entry["clip"], entry["clip"])
+            lag, steps = entry["delay"]["least"], entry["history"]
+            past = self._past.setdefault(entry["name"], collections.deque([value] * (lag + steps), lag + steps))
+            past.appendleft(value)
+            shown += list(past)[lag:]
+        return np.concatenate(shown)
+
+    def _of_actuators(self, key: str) -> np.ndarray:
+        missing = {"low": -np.inf, "high": np.inf}.get(key)
+        return np.array([missing if one[key] is None else one[key] for one in self._actuators], np.float32)
+
+    # --- facts
+
+    @property
+    def height(self) -> float:
+        """Height of the root body above the floor."""
+        return float(self.data.xpos[self.root, 2]) - float(self._contract["floor_height"])
+
+    @property
+    def fallen(self) -> bool | None:
+        """Whether an ending of the task, `fallen` or `too_low`, is true; None if the task has neither."""
+        ends = []
+        for ending in self._contract["endings"]:
+            if ending["term"] == "fallen":
+                ends.append(not self.data.xmat[self.root, 8] >= math.cos(math.radians(ending["parameters"]["angle"])))
+            elif ending["term"] == "too_low":
+                ends.append(not self.height >= ending["parameters"]["share"] * self._contract["default_height"])
+        return any(ends) if ends else None
+
+    @property
+    def velocity(self) -> np.ndarray:
+        """Velocity forward and sideways, and turning rate, of the root body in its own frame."""
+        linear, angular = (self.data.sensor(f"rlstable_{name}").data for name in ("velocimeter", "gyro"))
+        return np.array([linear[0], linear[1], angular[2]])
+
+    def push(self, velocity: np.ndarray) -> None:
+        """Pushes the root body during the next action with the force that gives the robot a velocity `[2]`."""
+        seconds = self.model.opt.timestep * self._contract["decimation"] * self._contract["action_repeat"]
+        self.data.xfrc_applied[self.root, :2] = self.model.body_subtreemass[self.root] * velocity / seconds
+
+
+def measurement(
+    model: mujoco.MjModel, contract: Mapping[str, Any], entry: Mapping[str, Any]
+) -> Callable[[Loop], np.ndarray]:
+    """An observation term as a function of the loop."""
+    joints = [_found(_all(model, "joint"), "joint", name).id for name in entry.get("joints", ())]
+    qpos, dofs = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
+    groups = [np.concatenate([_numbers(model, name) for name in names]) for names in entry.get("sensors", ())]
+    site = _found(_all(model, "site"), "site", entry["site"]).id if "site" in entry else -1
+    root = _found(_all(model, "body"), "body", contract["root_body"]).id
+    home = np.atleast_1d(contract["default_qpos"])[qpos]
+    match entry["term"]:
+        case "joint_positions":
+            return lambda loop: loop.data.qpos[qpos] - home
+        case "joint_directions":
+            return lambda loop: np.concatenate([np.sin(loop.data.qpos[qpos]), np.cos(loop.data.qpos[qpos])])
+        case "joint_velocities":
+            return lambda loop: loop.data.qvel[dofs]
+        case "projected_gravity":
+            return lambda loop: -loop.data.xmat[root, 6:]
+        case "gyro" | "accelerometer" | "linear_velocity" | "sensor":
+            return lambda loop: loop.data.sensordata[groups[0]]
+        case "contact" | "foot_contacts":
+            return lambda loop: np.array([loop.data.sensordata[group].max() > 0 for group in groups])
+        case "height":
+            return lambda loop: np.array([loop.height])
+        case "last_action":
+            return lambda loop: loop.actions[0]
+        case "command":
+            return lambda loop: loop.command
+        case "phase":
+            turn = 2 * np.pi * entry["parameters"]["frequency"] * contract["control_dt"]
+            return lambda loop: np.array([np.sin(turn * loop.steps), np.cos(turn * loop.steps)])
+        case "site_position":
+            return lambda loop: loop.data.site_xpos[site]
+        case "site_to_target":
+            target = _slices(contract)["pose"]
+            return lambda loop: loop.command[target] - loop.data.site_xpos[site]
+    own = "is a function of your own" if ":" in entry["term"] else "is unknown here"
+    raise Refused(f"observation {entry['name']}: its term {entry['term']} {own}; play computes the terms of rlstable")
+
+
+def _command(contract: Mapping[str, Any], given: Sequence[float] | None) -> np.ndarray:
+    """The numbers of all commands; None for the defaults, the middle of each range or a point that can be reached."""
+    entries = contract["commands"]
+    size = sum(entry["size"] for entry in entries)
+    wanted = ", ".join(f"{entry['name']} ({entry['size']})" for entry in entries) or "none"
+    if given is None:
+        unknown = [entry["name"] for entry in entries if entry["default"] is None]
+        if unknown:
+            raise Refused(f"--command: {unknown[0]} has no default; give {size} numbers: {wanted}")
+        return np.array([x for entry in entries for x in entry["default"]], np.float32)
+    if len(given) != size:
+        raise Refused(f"--command: has {len(given)} numbers; the policy's commands need {size}: {wanted}")
+    return np.array(given, np.float32)
+
+
+def _slices(contract: Mapping[str, Any]) -> dict[str, slice]:
+    """Position of each command among the numbers of all commands."""
+    ends = np.cumsum([0, *(entry["size"] for entry in contract["commands"])])
+    return {entry["name"]: slice(ends[i], ends[i + 1]) for i, entry in enumerate(contract["commands"])}
+
+
+def _numbers(model: mujoco.MjModel, name: str) -> np.ndarray:
+    """Indices of a sensor's numbers in `sensordata`."""
+    sensor = _found(_all(model, "sensor"), "sensor", name).id
+    return np.arange(model.sensor_adr[sensor], model.sensor_adr[sensor] + model.sensor_dim[sensor])
+
+
+def _all(model: mujoco.MjModel, kind: str) -> list[Any]:
+    count = {"body": model.nbody, "joint": model.njnt, "sensor": model.nsensor, "site": model.nsite}[kind]
+    return [getattr(model, kind)(i) for i in range(count)]
+
+
+def _found(elements: Iterable[Any], kind: str, name: str) -> Any:
+    """The element of a name; elements without a name are called by kind and number, such as `joint3`."""
+    for element in elements:
+        if (element.name or f"{kind}{element.id}") == name:
+            return element
+    raise Refused(f"the model has no {kind} {name!r}, which the policy needs")
+
+
+def _parsed(text: str) -> Any:
+    """A value of the metadata: JSON, numbers that commas separate, or text."""
+    for read in (json.loads, lambda text: [float(x) for x in text.split(",")]):
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return text
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+# --- the command
+
+
+@contextlib.contextmanager
+def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
+    """A function that draws the state when the next frame of a film is due."""
+    try:
+        import imageio_ffmpeg
+    except ImportError:
+        raise Refused("--video needs imageio-ffmpeg, which is not installed; pip install imageio-ffmpeg") from None
+    if not path.absolute().parent.is_dir():
+        raise Refused(f"--video: there is no folder {path.absolute().parent}")
+    size, light = float(loop.model.stat.extent), loop.model.vis.headlight
+    light.ambient[:], light.diffuse[:] = 0.4, 0.6
+    camera = mujoco.MjvCamera()
+    camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, loop.root
+    camera.distance, camera.azimuth, camera.elevation = 2 * size, 135, -20
+    drawn = 0
+    writer = imageio_ffmpeg.write_frames(str(path), (_WIDTH, _HEIGHT), fps=_FRAMES_PER_SECOND, macro_block_size=2)
+    writer.send(None)
+    with contextlib.closing(writer), contextlib.closing(mujoco.Renderer(loop.model, _HEIGHT, _WIDTH)) as renderer:
+
+        def draw() -> None:
+            nonlocal drawn
+            while drawn <= loop.data.time * _FRAMES_PER_SECOND:
+                renderer.update_scene(loop.data, camera)
+                at = loop.data.xpos[loop.root] - [0, 0, loop.height]
+                _add_grid(renderer.scene, at, size / 3)
+                writer.send(np.ascontiguousarray(renderer.render()))
+                drawn += 1
+
+        yield draw
+
+
+def _add_grid(scene: mujoco.MjvScene, at: np.ndarray, cell: float) -> None:
+    """Lines on the floor around a point, which show how the robot moves."""
+    line, reach = mujoco.mjtGeom.mjGEOM_LINE, 15 * cell
+    middle = np.append(np.round(at[:2] / cell) * cell, at[2] + 0.002 * cell)
+    for offset in cell * np.arange(-15, 16):
+        for ends in ([[offset, -reach, 0], [offset, reach, 0]], [[-reach, offset, 0], [reach, offset, 0]]):
+            geom = scene.geoms[scene.ngeom]
+            grey = np.array([0.5, 0.5, 0.5, 1], np.float32)
+            mujoco.mjv_initGeom(geom, line, np.zeros(3), np.zeros(3), np.eye(3).ravel(), grey)
+            mujoco.mjv_connector(geom, line, 1.0, *(middle + ends))
+            scene.ngeom += 1
+
+
+@contextlib.contextmanager
+def viewer(loop: Loop) -> Iterator[Callable[[], None]]:
+    """A function that shows the state in MuJoCo's viewer, in real time."""
+    from mujoco.viewer import launch_passive
+
+    start = time.monotonic()
+    with launch_passive(loop.model, loop.data) as window:
+
+        def show() -> None:
+            window.sync()
+            time.sleep(max(0.0, start + loop.data.time - time.monotonic()))
+
+        yield show
+
+
+def played(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], None]]) -> list[str]:
+    """Takes some actions, and returns what happened, as lines."""
+    random, commands = np.random.default_rng(0), _slices(loop._contract)
+    velocities, stood = [], 0.0
+    standing, next_push = loop.fallen is False, _PUSH_EVERY
+    for _ in range(steps):
+        if push and loop.data.time >= next_push:
+            angle, next_push = random.uniform(0, 2 * np.pi), next_push + _PUSH_EVERY
+            loop.push(push * np.array([np.cos(angle), np.sin(angle)]))
+        loop.step()
+        standing = standing and not loop.fallen
+        stood = float(loop.data.time) if standing else stood
+        velocities.append(loop.velocity)
+        for watch in watchers:
+            watch()
+    lines = [] if loop.fallen is None else [f"stood {stood:.2f} of {loop.data.time:.2f} s"]
+    lines.append(f"final height {loop.height:.3f} m")
+    if "velocity" in commands:
+        wanted, moved = loop.command[commands["velocity"]], np.array(velocities)
+        linear = np.linalg.norm(moved[:, :2] - wanted[:2], axis=1).mean()
+        turning = np.abs(moved[:, 2] - wanted[2]).mean()
+        lines.append(f"mean velocity {' '.join(f'{x:.2f}' for x in moved.mean(axis=0))}, "
+                     f"commanded {' '.join(f'{x:.2f}' for x in wanted)}")  # fmt: skip
+        lines.append(f"mean command error {linear:.3f} m/s and {turning:.3f} rad/s")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    try:
+        args = _arguments(argv)
+        if args.video and sys.platform == "linux" and "MUJOCO_GL" not in os.environ:
+            _restart_offscreen()
+        policy, contract = load_policy(args.policy)
+        model = load_model(args.model or args.policy.with_name("robot.mjb"), contract, args.any_model)
+        model.geom_friction *= args.friction
+        model.pair_friction *= args.friction
+        loop = Loop(model, contract, policy, args.command, args.delay)
+        period = contract["control_dt"] * contract["action_repeat"]
+        steps = max(1, round(args.seconds / period) if args.steps is None else args.steps)
+        with contextlib.ExitStack() as open_now:
+            watchers = [open_now.enter_context(film(args.video, loop))] if args.video else []
+            watchers += [open_now.enter_context(viewer(loop))] if args.viewer else []
+            lines = played(loop, steps, args.push, watchers)
+    except Refused as error:
+        print(f"rlstable: {error}", file=sys.stderr)
+        sys.exit(2)
+    print("\n".join(lines + ([f"film {args.video}"] if args.video else [])))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message}; --help explains the options")
+
+
+def numbers(text: str) -> list[float]:
+    return [float(word) for word in text.split()]
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(
+        description="Runs an exported policy of a robot in plain MuJoCo, from home, and says what happened.",
+        epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("policy", type=Path, help="policy.onnx of rlstable export")
+    add("model", type=Path, nargs="?", help="file of the robot that was trained on [robot.mjb beside the policy]")
+    add("--command", type=numbers, metavar="NUMBERS",
+        help='all commands, for example "0.5 0 0": forward and sideways in m/s, turning in rad/s')  # fmt: skip
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=int, help="number of actions")
+    length.add_argument("--seconds", type=float, default=10.0, help="simulated time [10]")
+    add("--delay", type=int, metavar="STEPS", help="of actions, in control steps [the least of training]")
+    add("--friction", type=float, default=1.0, metavar="FACTOR", help="of all friction of contacts [1]")
+    add("--push", type=float, default=0.0, metavar="SPEED", help="in m/s, in a random direction every 3 s [0]")
+    add("--video", type=Path, metavar="FILE", help="film, an mp4 file; needs imageio-ffmpeg")
+    add("--viewer", action="store_true", help="show it in MuJoCo's viewer")
+    add("--any-model", action="store_true", help="play with a model that is not the one of training")
+    args = parser.parse_args(argv)
+    for name in ("steps", "seconds", "delay", "friction", "push"):
+        if not 0 <= (getattr(args, name) or 0) < math.inf:
+            parser.error(f"argument --{name}: {getattr(args, name)} must be a number of at least 0")
+    return args
+
+
+def _restart_offscreen() -> None:
+    """Runs this command again on the first OpenGL that draws without a display; MuJoCo chooses it at its import."""
+    for backend in ("egl", "osmesa"):
+        environment = {**os.environ, "MUJOCO_GL": backend}
+        works = [sys.executable, "-c", "import mujoco; mujoco.GLContext(8, 8).make_current()"]
+        if subprocess.run(works, env=environment, capture_output=True).returncode == 0:
+            sys.exit(subprocess.run([sys.executable, *sys.orig_argv[1:]], env=environment).returncode)
+    raise Refused("--video: there is no OpenGL to draw with; install libegl1 or libosmesa6, or leave --video out")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The contract of a robot's policy, as JSON data: all that a program needs to run the policy without rlstable.
+
+Keys that the exporter of mjlab has, such as `joint_names` and `action_scale`, have the names and the meaning of mjlab.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import mujoco
+import numpy as np
+
+from rlstable.config.robot import TaskConfig
+from rlstable.robot import actions, build
+from rlstable.robot.environment import RobotEnv
+from rlstable.robot.model import Robot
+from rlstable.robot.observing import Part
+
+Entry = dict[str, Any]
+
+# Fields of an actuator that `env.task.actions.control` changes; MuJoCo 4 has brought `ctrlspec`.
+_CONVERTED = (
+    "gaintype", "biastype", "dyntype", "ctrlspec", "ctrllimited", "forcelimited", "gainprm", "biasprm", "dynprm",
+    "gear", "ctrlrange", "forcerange",
+)  # fmt: skip
+_SENSOR_OF = {
+    "gyro": mujoco.mjtSensor.mjSENS_GYRO,
+    "accelerometer": mujoco.mjtSensor.mjSENS_ACCELEROMETER,
+}
+
+
+def contract(env: RobotEnv) -> Entry:
+    """The contract of the policies of an environment."""
+    robot, task = env.robot, env.task
+    servos = {actuator.joint: actuator for actuator in robot.actuators if actuator.joint}
+    gains = [servos.get(joint.name) for joint in robot.joints]
+    parts = env.policy_parts
+    key = build.keyframe(robot.model, task.keyframe)
+    return {
+        "joint_names": [joint.name for joint in robot.joints],
+        "default_joint_pos": [joint.home for joint in robot.joints],
+        "joint_stiffness": [0.0 if servo is None else servo.stiffness for servo in gains],
+        "joint_damping": [0.0 if servo is None else servo.damping for servo in gains],
+        "action_scale": _shortest(actions.scales(robot, task.actions)),
+        "observation_names": [part.name for part in parts],
+        "command_names": sorted(task.commands),
+        "observations": [_observation(env, part) for part in parts],
+        "commands": [_command(env, name) for name in sorted(task.commands)],
+        "actuators": [_actuator(actuator) for actuator in robot.actuators],
+        "action_clip": task.actions.clip,
+        "action_delay": {"least": task.actions.delay[0], "most": task.actions.delay[1]},
+        "action_filter": task.actions.filter,
+        "control_dt": robot.control_dt,
+        "decimation": robot.substeps,
+        "keyframe": None if key is None else robot.model.key(key).name,
+        "default_qpos": robot.home.tolist(),
+        "root_body": _name(robot.model, "body", robot.root),
+        "default_height": robot.home_height,
+        "floor_height": robot.floor,
+        "endings": [
+            {"name": name, "term": config.path(name), "parameters": _parameters(env.lists.endings[name])}
+            for name, config in task.endings.items()
+        ],
+        "model_hash": hashlib.sha256(binary(robot.model)).hexdigest(),
+        "model_additions": _additions(robot, task),
+    }
+
+
+def binary(model: mujoco.MjModel) -> bytes:
+    """The compiled model as the content of an `.mjb` file."""
+    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return buffer.tobytes()
+
+
+def _observation(env: RobotEnv, part: Part) -> Entry:
+    config = part.config
+    term = config.path(part.name)
+    delay = {"least": config.delay[0], "most": config.delay[1]}
+    shown = {"scale": config.scale, "clip": config.clip, "noise": config.noise}
+    parameters = _parameters(env.lists.observations[part.name])
+    return {
+        "name": part.name, "term": term, "size": part.size, **shown, "history": config.history, "delay": delay,
+        "parameters": parameters, **_sources(env.robot, term, parameters),
+    }  # fmt: skip
+
+
+def _sources(robot: Robot, term: str, parameters: Entry) -> Entry:
+    """Names of the parts of the model that an observation term reads: `joints`, `site`, or groups of `sensors`."""
+    model = robot.model
+    if term in ("joint_positions", "joint_velocities"):
+        return {"joints": [joint.name for joint in robot.joints if parameters.get("turning", True) or not joint.turns]}
+    if term == "joint_directions":
+        return {"joints": [joint.name for joint in robot.joints if joint.turns]}
+    if term in ("site_position", "site_to_target"):
+        return {"site": _name(model, "site", robot.site(parameters["site"]))}
+    if term in _SENSOR_OF:
+        first = int(np.argmax(model.sensor_type == _SENSOR_OF[term]))
+        return {"sensors": [[_name(model, "sensor", first)]]}
+    if term == "linear_velocity":
+        return {"sensors": [[build.LINEAR_VELOCITY]]}
+    if term == "sensor":
+        return {"sensors": [[parameters["name"]]]}
+    if term == "contact":
+        return {"sensors": [_contacts(model, build.geoms_of(model, name)) for name in parameters["geoms"]]}
+    if term == "foot_contacts":
+        return {"sensors": [_contacts(model, [geom]) for geom in robot.feet]}
+    return {}
+
+
+def _contacts(model: mujoco.MjModel, geoms: Iterable[int]) -> list[str]:
+    return [build.CONTACT + build.geom_name(model, geom) for geom in geoms]
+
+
+def _command(env: RobotEnv, name: str) -> Entry:
+    """A command; `low`, `high` and `default` are null for a command of the user's own."""
+    robot, config, function = env.robot, env.task.commands[name], env.lists.commands[name]
+    term, parameters = config.path(name), _parameters(function)
+    size = int(jax.eval_shape(lambda key: function(robot, key), jax.random.PRNGKey(0)).shape[0])
+    low, high, default = None, None, None
+    if term == "velocity":
+        low, high = np.array([parameters[part] for part in ("forward", "sideways", "turn")]).T.tolist()
+        default = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+    elif term == "pose":
+        reachable = robot.reachable(robot.site(parameters["site"]))
+        low, high, default = (_shortest(x) for x in (reachable.min(axis=0), reachable.max(axis=0), reachable[0]))
+    ranges = {"low": low, "high": high, "default": default}
+    return {"name": name, "term": term, "size": size, "resample": config.resample, **ranges, "parameters": parameters}
+
+
+def _actuator(actuator: Any) -> Entry:
+    """An actuator; `low` and `high` are null without a limit."""
+    numbers = {key: getattr(actuator, key) for key in ("low", "high", "home", "stiffness", "damping", "force")}
+    names = {key: getattr(actuator, key) for key in ("name", "joint", "kind")}
+    return names | {key: x if np.isfinite(x) else None for key, x in numbers.items()}
+
+
+def _additions(robot: Robot, task: TaskConfig) -> Entry:
+    """Additions and changes that training has made to the model file, as arguments of `mujoco.MjSpec`."""
+    model = robot.model
+    sensors = (i for i in range(model.nsensor) if model.sensor(i).name.startswith("rlstable_"))
+    floors = (i for i in range(model.ngeom) if model.geom(i).name == build.FLOOR)
+    converted = task.actions.control != "auto"
+    return {
+        "floor": next(({"name": build.FLOOR, **_floor(model, i)} for i in floors), None),
+        "root_site": build.ROOT_SITE,
+        "sensors": [_sensor(model, i) for i in sensors],
+        "actuators": [_converted(model, i) for i in range(model.nu)] if converted else None,
+    }
+
+
+def _floor(model: mujoco.MjModel, geom: int) -> Entry:
+    fields = ("type", "size", "pos", "contype", "conaffinity", "rgba")
+    return {field: getattr(model, f"geom_{field}")[geom].tolist() for field in fields}
+
+
+def _sensor(model: mujoco.MjModel, sensor: int) -> Entry:
+    kind, index = int(model.sensor_objtype[sensor]), int(model.sensor_objid[sensor])
+    return {
+        "name": model.sensor(sensor).name,
+        "type": int(model.sensor_type[sensor]),
+        "objtype": kind,
+        "objname": mujoco.mj_id2name(model, kind, index),
+        "intprm": model.sensor_intprm[sensor].tolist(),
+    }
+
+
+def _converted(model: mujoco.MjModel, actuator: int) -> Entry:
+    arrays = {field: getattr(model, f"actuator_{field}", None) for field in _CONVERTED}
+    return {field: array[actuator].tolist() for field, array in arrays.items() if array is not None}
+
+
+def _parameters(function: Any) -> Entry:
+    return dict(getattr(function, "keywords", {}))
+
+
+def _name(model: mujoco.MjModel, kind: str, index: int) -> str:
+    """A name in the model, or kind and index of a part without a name."""
+    return str(getattr(model, kind)(index).name) or f"{kind}{index}"
+
+
+def _shortest(array: np.ndarray) -> list[float]:
+    """Numbers of float32 with their own digits: 0.4, not 0.4000000059604645."""
+    return [float(str(x)) for x in array]

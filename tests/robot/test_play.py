@@ -1,0 +1,248 @@
+"""The exported policy in plain MuJoCo acts like the policy in the environment of training."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from commands import ROOT, exit_code
+from exported import Exported, exported, file_of
+
+from rlstable import play
+from rlstable.robot.environment import MEMORY
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+WALK = (
+    "env.history=2", "env.task.actions.delay=[1, 2]", "env.task.actions.filter=0.3",
+    "+env.task.observations.joint_positions.history=3", "+env.task.observations.gyro.delay=[1, 1]",
+    "+env.task.observations.joint_velocities.scale=0.05", "+env.task.observations.joint_velocities.clip=0.5",
+    "+env.task.observations.accelerometer={scale: 0.01}", "+env.task.observations.linear_velocity={}",
+    "+env.task.observations.height={}", "+env.task.observations.phase={frequency: 2}",
+    "+env.task.observations.site_position={site: imu}",
+    "+env.task.observations.sensor={name: accelerometer, scale: 0.01}",
+    "+env.task.observations.contact={geoms: [trunk, rear_left_shin]}", "+env.task.observations.foot_contacts={}",
+)  # fmt: skip
+REACH = (
+    "env.history=2", "env.task.actions.delay=[0, 2]", "env.task.actions.filter=0.2",
+    "env.task.commands.pose.resample=null", "+env.task.observations.joint_positions.history=3",
+    "+env.task.observations.command={}", "env.task.actions.control=position", "env.task.actions.stiffness=20",
+    "env.task.actions.damping=0.5",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def walker(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return exported(tmp_path_factory.mktemp("walker"), "robot_velocity", "quadruped", *WALK)
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return exported(tmp_path_factory.mktemp("arm"), "robot_reach", "arm", *REACH, gain=3.0)
+
+
+def loop_of(made: Exported, model: str, **arguments: Any) -> play.Loop:
+    policy, contract = play.load_policy(made.onnx)
+    return play.Loop(play.load_model(file_of(model), contract), contract, policy, **arguments)
+
+
+def started(made: Exported, model: str, seed: int) -> tuple[Any, play.Loop]:
+    """A first state of training, and the loop in this state with the delay and the commands of its episode."""
+    state = jax.jit(made.env.reset)(jax.random.PRNGKey(seed))
+    memory = state.info[MEMORY]
+    command = np.concatenate([memory.command[name] for name in sorted(memory.command)])
+    loop = loop_of(made, model, command=command.tolist(), delay=int(memory.delay))
+    loop.reset(np.asarray(state.data.qpos), np.asarray(state.data.qvel))
+    return state, loop
+
+
+@pytest.mark.parametrize("name, model, moves", [("walker", "quadruped", 0.02), ("arm", "arm", 0.02)])
+def test_exported_loop_acts_as_training_in_every_step_of_an_episode(
+    name: str, model: str, moves: float, request: pytest.FixtureRequest
+) -> None:
+    made = request.getfixturevalue(name)
+    step = jax.jit(made.env.step)
+    state, loop = started(made, model, 0)
+    actions = []
+    for _ in range(100):
+        np.testing.assert_allclose(loop.observation, state.obs, rtol=1e-5, atol=2e-5)
+        actions.append(np.asarray(made.policy.act(state.obs)))
+        state = step(state, actions[-1])
+        loop.step()
+        np.testing.assert_allclose(loop.actions[0], actions[-1], atol=1e-5)
+        np.testing.assert_allclose(loop.data.ctrl, state.data.ctrl, atol=1e-5)
+        np.testing.assert_allclose(loop.data.qpos, state.data.qpos, atol=1e-5)
+    assert np.std(actions, axis=0).mean() > moves  # the policy reacts to what it sees
+
+
+def test_hinges_without_limits_are_seen_as_directions(tmp_path: Path) -> None:
+    made = exported(tmp_path, "robot_swingup", "cart_pole")
+    loop = loop_of(made, "cart_pole")
+    state = jax.jit(made.env.reset)(jax.random.PRNGKey(0))
+    loop.reset(np.asarray(state.data.qpos), np.asarray(state.data.qvel))
+    np.testing.assert_allclose(loop.observation, state.obs, atol=1e-6)
+
+
+def test_exported_model_and_the_users_own_file_are_the_same(walker: Exported, arm: Exported) -> None:
+    for made, model in ((walker, "quadruped"), (arm, "arm")):
+        _, contract = play.load_policy(made.onnx)
+        exact = play.load_model(made.folder / "robot.mjb", contract)
+        own = play.load_model(file_of(model), contract)
+        assert exact.nsensor == own.nsensor == made.env.mj_model.nsensor
+
+
+def test_longer_delay_less_friction_and_pushes_change_the_episode(walker: Exported) -> None:
+    ends = []
+    for delay, friction, push in ((1, 1.0, 0.0), (3, 1.0, 0.0), (1, 0.3, 0.0), (1, 1.0, 1.0)):
+        loop = loop_of(walker, "quadruped", delay=delay)
+        loop.model.geom_friction *= friction
+        loop.push(np.array([push, 0.0]))
+        for _ in range(20):
+            loop.step()
+        ends.append(float(loop.data.qpos[0]))
+        assert not loop.data.xfrc_applied.any()
+    assert len(set(ends)) == 4
+    assert ends[3] > ends[0] + 0.1
+
+
+def test_action_repeat_takes_several_control_steps(walker: Exported) -> None:
+    policy, contract = play.load_policy(walker.onnx)
+    loop = play.Loop(play.load_model(file_of("quadruped"), contract), {**contract, "action_repeat": 2}, policy)
+    loop.step()
+    assert loop.steps == 2 and loop.data.time == pytest.approx(0.04)
+
+
+def test_loop_of_the_docs_moves_the_robot_as_play_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = exported(tmp_path, "robot_velocity", "quadruped")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "export.md").read_text()
+    (program,) = (text for text in page.split("```") if "default_joint_pos" in text and text.startswith("python"))
+    names: dict[str, Any] = {}
+    exec(program.removeprefix("python").replace("range(500)", "range(20)"), names)
+    loop = loop_of(made, "quadruped", command=[0.5, 0.0, 0.0])
+    for _ in range(20):
+        loop.step()
+    np.testing.assert_allclose(names["data"].qpos, loop.data.qpos, atol=1e-5)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("height 0.")
+
+
+# --- the command
+
+run = functools.partial(exit_code, play.main)
+
+
+def test_command_prints_how_long_the_robot_stood_and_its_command_error(
+    walker: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(str(walker.onnx), str(file_of("quadruped")), "--steps", "5", "--command", "0.5 0 0") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "stood 0.10 of 0.10 s" and lines[1].startswith("final height 0.")
+    assert lines[2].endswith("commanded 0.50 0.00 0.00") and lines[3].startswith("mean command error 0.")
+
+
+def test_model_beside_the_policy_is_the_default(arm: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(arm.onnx), "--seconds", "0.1") == 0
+    assert capsys.readouterr().out == "final height 0.500 m\n"  # an arm cannot fall, and has no velocity
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--command", "1 2"), "--command: has 2 numbers; the policy's commands need 3: velocity (3)"),
+        (("--command", "fast"), "argument --command: invalid numbers value: 'fast'"),
+        (("--delay", "-1"), "argument --delay: -1 must be a number of at least 0"),
+        (("--friction", "nan"), "argument --friction: nan must be a number of at least 0"),
+        (("--steps", "3", "--seconds", "1"), "argument --seconds: not allowed with argument --steps"),
+        (("--viewr",), "unrecognized arguments: --viewr"),
+    ],
+)
+def test_mistake_is_one_line_and_exit_code_2(
+    words: tuple[str, ...], message: str, walker: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(str(walker.onnx), str(file_of("quadruped")), *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"rlstable: {message}")
+
+
+def test_another_model_is_refused_unless_any_model_is_allowed(
+    walker: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "heavy.xml"
+    other.write_text(file_of("quadruped").read_text().replace('mass="6"', 'mass="7"'))
+    assert run(str(walker.onnx), str(other), "--steps", "1") == 2
+    assert capsys.readouterr().err == (
+        f"rlstable: {other} is not the model that the policy was trained on (the file has changed, or more was added "
+        "to it); give robot.mjb, which export writes, or add --any-model\n"
+    )
+    assert run(str(walker.onnx), str(other), "--steps", "1", "--any-model") == 0
+    assert run(str(walker.onnx), str(file_of("arm")), "--any-model") == 2
+    assert "the model has no body 'trunk', which the policy needs" in capsys.readouterr().err
+    assert run(str(walker.onnx), str(tmp_path / "missing.xml")) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_command_without_a_range_has_no_default(walker: Exported) -> None:
+    policy, contract = play.load_policy(walker.onnx)
+    model = play.load_model(file_of("quadruped"), contract)
+    unknown = {**contract["commands"][0], "name": "gait", "default": None}
+    with pytest.raises(play.Refused, match=r"--command: gait has no default; give 3 numbers: gait \(3\)"):
+        play.Loop(model, {**contract, "commands": [unknown]}, policy)
+
+
+def test_policy_without_a_contract_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rlstable.export.graph import to_onnx
+
+    plain = tmp_path / "plain.onnx"
+    plain.write_bytes(to_onnx(lambda x: x, 2, ("observation", "action")).SerializeToString())
+    assert run(str(plain)) == 2
+    assert f"{plain} has no contract of a robot; play is for policies that were trained with env=robot" in (
+        capsys.readouterr().err
+    )
+
+
+# --- the file alone
+
+ALONE = """
+import runpy, sys
+sys.argv = ["play.py", "policy.onnx", "robot.xml", *sys.argv[1:]]
+runpy.run_path("play.py", run_name="__main__")
+print(sorted({"brax", "flax", "hydra", "jax", "pydantic", "rlstable", "scipy"} & set(sys.modules)))
+"""
+
+
+def alone(made: Exported, folder: Path, *words: str) -> list[str]:
+    """The output of the exported program in a folder with the policy and the plain model."""
+    for name in ("play.py", "policy.onnx"):
+        shutil.copy(made.folder / name, folder)
+    shutil.copy(file_of("quadruped"), folder / "robot.xml")
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MUJOCO_GL")}
+    command = [sys.executable, "-c", ALONE, *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_exported_program_runs_alone_and_imports_nothing_of_rlstable(walker: Exported, tmp_path: Path) -> None:
+    lines = alone(walker, tmp_path, "--steps", "3")
+    assert lines[0] == "stood 0.06 of 0.06 s" and lines[-1] == "[]"
+    assert (tmp_path / "play.py").read_text() == Path(play.__file__).read_text()
+
+
+@pytest.mark.skipif("libOSMesa" not in os.popen("ldconfig -p").read(), reason="no libosmesa6 here")
+def test_exported_program_writes_a_film(walker: Exported, tmp_path: Path) -> None:
+    import imageio_ffmpeg
+
+    lines = alone(walker, tmp_path, "--seconds", "0.2", "--video", "film.mp4")
+    assert lines[-1] == "film film.mp4" or lines[-2] == "film film.mp4"
+    frames = imageio_ffmpeg.read_frames(str(tmp_path / "film.mp4"))
+    assert next(frames)["size"] == (640, 480)
+    assert len(list(frames)) == 7  # 30 per second, and the first one
