@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from rlstable.config.schema import Count, CountOrZero, Finite, NonNegative, Positive, Section, Share, require
+from rlstable.config.schema import Count, CountOrZero, Finite, Flag, NonNegative, Positive, Section, Share, require
+
+DESCRIPTIONS = "robot_descriptions:"  # prefix of a robot's name in the package of this name
 
 
 def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
@@ -130,6 +132,8 @@ class TaskConfig(Section):
     """The task of a robot."""
 
     keyframe: str | None
+    home: dict[str, Finite] | None
+    free_base: Flag
     root: str | None
     floor: Literal["auto", "always", "never"]
     control_dt: Positive

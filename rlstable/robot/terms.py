@@ -25,7 +25,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Terms = Mapping[str, Callable[..., Any]]
 
 _REASONS = {
-    "base": "needs a root body that moves, by a free joint or slide joints, and this model's base is fixed",
+    "base": "needs a root body that moves, by a free joint (env.task.free_base=true adds one) or slide joints, and "
+    "this model's base is fixed",
     "joints": "needs a hinge or slide joint, and this model has none",
     "feet": "needs feet, geoms that can collide and touch the floor at home, and this model has none",
 }
