@@ -67,6 +67,8 @@ class EnvConfig(Section, at="env"):
     impl: Literal["auto", "jax", "warp"]
     xml: ModelFile | None
     task: TaskConfig | None
+    # The copy of the model in a run folder, which is read in place of `xml`; never configured or saved.
+    kept_xml: Annotated[str | None, Field(exclude=True)] = None
 
     @property
     def package(self) -> str:

@@ -79,8 +79,8 @@ def _unpacked(path: Path, folder: Path) -> Path:
     try:
         with zipfile.ZipFile(io.BytesIO(read(path))) as archive:
             archive.extractall(folder)
-            return folder / archive.comment.decode()
-    except (zipfile.BadZipFile, OSError, UnicodeDecodeError) as error:
+            return folder / archive.getinfo(archive.comment.decode()).filename
+    except (zipfile.BadZipFile, OSError, KeyError, ValueError) as error:
         raise ConfigError(f"env.xml: {path} is not a model that a run has saved: {first_line(error)}") from None
 
 
