@@ -99,6 +99,7 @@ def feet(model: mujoco.MjModel, qpos: np.ndarray) -> list[int]:
 def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collection[str]) -> mujoco.MjModel:
     """The model of a task. `touching` are names of geoms or bodies whose contacts its terms read."""
     with files.opened(path) as spec:
+        _check_ranges(spec, path)
         if task.free_base:
             _free(spec)
         if not spec.actuators and task.actions.control != "auto":
@@ -118,6 +119,19 @@ def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collecti
         for geom in sorted(touched | {*(feet(model, qpos) if "feet" in needs else ())}):
             _add_contact_sensor(spec, geoms[geom], geom_name(model, geom))
         return compiled(spec, path)
+
+
+def _check_ranges(spec: mujoco.MjSpec, path: str) -> None:
+    """Raises a ConfigError for a reversed range, which MuJoCo reads as no limit."""
+    ranges = [("joint", joint.name, "range", joint.range) for joint in spec.joints]
+    for actuator in spec.actuators:
+        ranges += [("actuator", actuator.name, key, getattr(actuator, key)) for key in ("ctrlrange", "forcerange")]
+    for kind, name, key, (low, high) in ranges:
+        if low > high:
+            raise ConfigError(
+                f"env.xml: {path}: {key} of {kind} {name or 'without a name'} is reversed, [{low:g}, {high:g}]; write "
+                "the lower number first"
+            )
 
 
 def _free(spec: mujoco.MjSpec) -> None:

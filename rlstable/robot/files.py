@@ -41,7 +41,7 @@ def opened(xml: str) -> Iterator[mujoco.MjSpec]:
         except ConfigError:
             raise
         except (ValueError, OSError) as error:
-            raise ConfigError(f"env.xml: {xml} cannot be read: {first_line(error)}") from None
+            raise ConfigError(f"env.xml: {xml} cannot be read: {' '.join(str(error).split())[:300]}") from None
         yield spec
 
 
