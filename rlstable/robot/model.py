@@ -244,6 +244,13 @@ class Robot:
     def _depth(self, body: int) -> int:
         return 0 if body == 0 else 1 + self._depth(int(self.model.body_parentid[body]))
 
+    def keyframe(self, name: str) -> int:
+        """Index of a named keyframe."""
+        names = [str(self.model.key(i).name) for i in range(self.model.nkey)]
+        if name not in names:
+            raise ConfigError(f"names: the model has no keyframe {name!r}; it has {', '.join(names) or 'none'}")
+        return names.index(name)
+
     def _named(self, kind: str, name: str) -> int:
         size = getattr(self.model, f"n{kind}")
         names = [getattr(self.model, kind)(i).name for i in range(size)]
