@@ -117,9 +117,10 @@ def _task(robot: Robot, task: TaskConfig) -> dict[str, str]:
     key = build.keyframe(model, task.keyframe)
     planes = geometry.floors(model)
     added = any(model.geom(plane).name == build.FLOOR for plane in planes)
+    home = f"keyframe {names(model, 'key', [key])[0]}" if key is not None else "the model's first position, qpos0"
     moves = "a free joint" if robot.floating else "its joints" if robot.moves else "nothing: the base is fixed"
     return {
-        "home": f"keyframe {names(model, 'key', [key])[0]}" if key is not None else "the model's first position, qpos0",
+        "home": f"{home}, with env.task.home" if task.home else home,
         "root body": f"{model.body(robot.root).name}, {robot.home_height:.3g} m above the floor, moved by {moves}",
         "floor": f"height {robot.floor:.3g} m{', added' if added else ''}" if planes else "none",
         "feet": ", ".join(build.geom_name(model, geom) for geom in build.feet(model, robot.home)) or "none",
