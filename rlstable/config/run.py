@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from rlstable.config.defaults import defaults
 from rlstable.config.distributed import DistributedConfig
@@ -67,8 +67,17 @@ class EnvConfig(Section, at="env"):
     impl: Literal["auto", "jax", "warp"]
     xml: ModelFile | None
     task: TaskConfig | None
-    # The copy of the model in a run folder, which is read in place of `xml`; never configured or saved.
-    kept_xml: Annotated[str | None, Field(exclude=True)] = None
+    _kept_xml: str | None = PrivateAttr(None)
+
+    @property
+    def kept_xml(self) -> str | None:
+        """The copy of the model in a run folder, which is read in place of `xml`; neither configured nor saved."""
+        return self._kept_xml
+
+    def with_kept_xml(self, path: str) -> EnvConfig:
+        copied = self.model_copy()
+        copied._kept_xml = path
+        return copied
 
     @property
     def package(self) -> str:

@@ -42,7 +42,7 @@ def facts(robot: Robot, task: TaskConfig, file: str) -> RobotFacts:
 
 
 def findings(robot: Robot, task: TaskConfig) -> list[Finding]:
-    """What will hurt: at home, in the actuators, and in a few simulated seconds."""
+    """Findings at home, in the actuators, and in a few simulated seconds."""
     static = (*_home(robot), *_floor(robot), *_control_ranges(robot), *_light_joints(robot))
     return [*static, *trial.findings(robot, task)]
 

@@ -23,7 +23,7 @@ _LAST = 0.5  # seconds at the end of a trial that say whether the robot stands
 
 
 class Trial(NamedTuple):
-    """What happened.
+    """A simulation from home.
 
     Attributes:
         diverged: Time at which a number was no longer finite, or a velocity far too large; None if none was.
@@ -83,7 +83,7 @@ def findings(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
 
 
 def _remedy(robot: Robot, task: TaskConfig, size: float) -> str:
-    """What mends a simulation that diverges, with a time step that does not diverge, if there is one."""
+    """Advice on a simulation that diverges, with a time step that does not diverge, if there is one."""
     step = float(robot.model.opt.timestep)
     stable = [n for n in _SHORTER if simulate(robot, task, size, n).diverged is None]
     if stable:

@@ -216,7 +216,7 @@ def with_kept_model(config: Config, run_dir: Path) -> Config:
     path = run_dir / KEPT_MODEL
     if config.env.xml is None or not path.is_file():
         return config
-    return config.model_copy(update={"env": config.env.model_copy(update={"kept_xml": str(path)})})
+    return config.model_copy(update={"env": config.env.with_kept_xml(str(path))})
 
 
 def discard_start(run_dir: Path) -> None:
