@@ -11,7 +11,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from rlstable.config.schema import Count, CountOrZero, Finite, NonNegative, Positive, Section, Share, require
+from rlstable.config.curriculum import Curriculum, OrCurriculum
+from rlstable.config.schema import Count, CountOrZero, Finite, Flag, NonNegative, Positive, Section, Share, require
+
+DESCRIPTIONS = "robot_descriptions:"  # prefix of a robot's name in the package of this name
 
 
 def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
@@ -22,6 +25,8 @@ def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
 
 
 Range = Annotated[tuple[Finite, Finite], AfterValidator(_ordered)]
+GrowingRange = Annotated[tuple[float, float] | Curriculum, OrCurriculum(Range)]
+Growing = Annotated[float | Curriculum, OrCurriculum(NonNegative)]
 Steps = Annotated[tuple[CountOrZero, CountOrZero], AfterValidator(_ordered)]
 
 
@@ -53,7 +58,7 @@ class ObservationConfig(TermConfig):
     """A part of the observation."""
 
     scale: Finite = 1.0
-    noise: NonNegative = 0.0
+    noise: Growing = 0.0
     clip: Positive | None = None
     history: Count = 1
     delay: Steps = (0, 0)
@@ -102,7 +107,7 @@ class PushConfig(Section):
     """Pushes of the root body."""
 
     every: Positive
-    speed: NonNegative
+    speed: Growing
 
 
 def _positive(pair: tuple[float, float]) -> tuple[float, float]:
@@ -130,6 +135,8 @@ class TaskConfig(Section):
     """The task of a robot."""
 
     keyframe: str | None
+    home: dict[str, Finite] | None
+    free_base: Flag
     root: str | None
     floor: Literal["auto", "always", "never"]
     control_dt: Positive

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from rlstable.config.defaults import defaults
 from rlstable.config.distributed import DistributedConfig
@@ -14,12 +14,11 @@ from rlstable.config.faults import FaultConfig
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.ppo import PPOConfig
-from rlstable.config.robot import TaskConfig
+from rlstable.config.robot import DESCRIPTIONS, TaskConfig
 from rlstable.config.schema import (
     ConfigError,
     Count,
     CountOrZero,
-    FileName,
     Finite,
     Flag,
     FolderName,
@@ -28,6 +27,7 @@ from rlstable.config.schema import (
     Seed,
     Total,
     divisors,
+    expand_home,
     nearest,
     require,
     validate,
@@ -38,6 +38,13 @@ from rlstable.config.supervise import SuperviseConfig
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
 _LONG_EPISODE = 100_000  # steps; an evaluation of shorter episodes ends soon
 _AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval.num_envs=auto
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith(DESCRIPTIONS) else str(expand_home(path).absolute())
+
+
+ModelFile = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 
 
 class EnvConfig(Section, at="env"):
@@ -58,8 +65,19 @@ class EnvConfig(Section, at="env"):
     randomization_fn: str | None
     randomize: Flag
     impl: Literal["auto", "jax", "warp"]
-    xml: FileName | None
+    xml: ModelFile | None
     task: TaskConfig | None
+    _kept_xml: str | None = PrivateAttr(None)
+
+    @property
+    def kept_xml(self) -> str | None:
+        """The copy of the model in a run folder, which is read in place of `xml`; neither configured nor saved."""
+        return self._kept_xml
+
+    def with_kept_xml(self, path: str) -> EnvConfig:
+        copied = self.model_copy()
+        copied._kept_xml = path
+        return copied
 
     @property
     def package(self) -> str:

@@ -72,7 +72,6 @@ def expand_home(path: str | Path) -> Path:
 
 # Fields of a configuration, and of the arguments of a command.
 Folder = Annotated[Path, AfterValidator(expand_home)]
-FileName = Annotated[str, Field(min_length=1), AfterValidator(lambda path: str(expand_home(path).absolute()))]
 FolderName = Annotated[str, Field(min_length=1), AfterValidator(lambda path: str(expand_home(path)))]
 
 

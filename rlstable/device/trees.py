@@ -12,6 +12,9 @@ Params = dict[str, Any]  # of the networks, by network: `{"policy", "value"}`
 EnvState = Any  # of brax.envs.State or Playground's mjx_env.State; batched in vectorised environments
 Observation = Any  # a vector, or a dictionary of vectors
 
+# An entry of an environment's `info`, int32: training sets it to the environment steps trained before the iteration.
+TRAINED_STEPS = "trained_steps"
+
 
 class Env(Protocol):
     """One environment with Brax's interface."""

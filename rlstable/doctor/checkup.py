@@ -6,6 +6,8 @@ import dataclasses
 import os
 import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
 
 import jax
 from jax.sharding import Mesh
@@ -17,11 +19,14 @@ from rlstable.config.schema import first_line
 from rlstable.device import machine, sharding
 from rlstable.device.seed_devices import device_count_for
 from rlstable.doctor import arithmetic
+from rlstable.doctor import robot as look
 from rlstable.doctor.arithmetic import Accuracy
 from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
 from rlstable.doctor.playing import actuator_reach, play, reward_size
+from rlstable.doctor.robot import RobotFacts
 from rlstable.envs.mujoco_model import model_of
 from rlstable.io.versions import versions
+from rlstable.robot.model import Robot
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise import memory
 from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable
@@ -31,6 +36,8 @@ _VARIABLES = (
     "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION",
     "JAX_COMPILATION_CACHE_DIR", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION",
 )  # fmt: skip
+
+_PICTURES = Path("runs/doctor")  # folder of the pictures of robots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +74,7 @@ class Report:
     products: dict[str, Accuracy]  # of matrix products by level
     memory: Memory | None  # of training; None if the program could not be built
     findings: tuple[Finding, ...]  # worst first
+    robot: RobotFacts | None = None  # of a model file
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity == severity for finding in self.findings)
@@ -104,10 +112,15 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     products = arithmetic.measure()
     this_machine = machine_of(os.environ)
     engine, model = str(getattr(env, "backend", "mjx")), model_of(env)
+    looked: RobotFacts | None = None
     findings = [*machine_findings(this_machine), *precision_findings(config, products)]
     if model is None:
         what = "the environment has no MuJoCo model (sys.mj_model or mj_model), so that its physics was not examined"
         findings.append(Finding("note", "physics", (), what, "nothing, if the environment needs no MuJoCo"))
+    elif config.env.source == "robot":
+        robot: Robot = cast(Any, env).unwrapped.robot
+        looked, found = _robot(config, robot, notify)
+        findings += [*lint(model, engine, robot.home), *found]
     else:
         findings += lint(model, engine)
     usage = None
@@ -126,7 +139,20 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         what = f"the training program cannot be built: {type(error).__name__}: {first_line(error)}"
         findings.append(Finding("error", "program", (), what, "python -m rlstable.train prints the traceback"))
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Report(config.env.name, engine, this_machine, products, usage, tuple(findings))
+    return Report(config.env.name, engine, this_machine, products, usage, tuple(findings), looked)
+
+
+def _robot(config: Config, robot: Robot, notify: Callable[[str], None]) -> tuple[RobotFacts, list[Finding]]:
+    """Facts and findings about a robot, and its picture in the folder of the doctor."""
+    task, file = config.env.task, config.env.xml
+    assert task is not None and file is not None  # of a robot
+    notify("simulating zero and random actions, and drawing the robot at home")
+    facts, found = look.facts(robot, task, file), look.findings(robot, task)
+    try:
+        path = look.picture(robot, _PICTURES / Path(file).stem)
+    except ConfigError as error:
+        return facts, [*found, look.no_picture(error)]
+    return dataclasses.replace(facts, picture=str(path)), found
 
 
 def machine_of(environment: Mapping[str, str]) -> dict[str, str]:

@@ -44,13 +44,16 @@ class Finding:
     advice: str
 
 
-def lint(model: mujoco.MjModel, engine: str = "mjx") -> list[Finding]:
-    """All findings about a model, worst first. Brax's own engines have other contacts, so only joints are checked."""
+def lint(model: mujoco.MjModel, engine: str = "mjx", home: np.ndarray | None = None) -> list[Finding]:
+    """All findings about a model, worst first; `home` are the positions at the start, None for `qpos0`.
+
+    Brax's own engines have other contacts, so only joints are checked.
+    """
     found = unlimited_joints(model)
     if engine == "mjx":
         pairs = candidates(model)
         found += springs_and_dampers(model) + constraint_times(model, pairs) + solver(model, pairs)
-        found += contact_count(model, pairs) + overlaps(model)
+        found += contact_count(model, pairs) + overlaps(model, home)
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -232,9 +235,10 @@ def contact_count(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
     return [Finding("warning" if count > _TOO_MANY else "note", "contact count", (), what, advice)]
 
 
-def overlaps(model: mujoco.MjModel) -> list[Finding]:
-    """Finds geoms that overlap at `qpos0`: those within the robot always rub, those in the world are pushed out."""
+def overlaps(model: mujoco.MjModel, home: np.ndarray | None = None) -> list[Finding]:
+    """Finds geoms that overlap at the start: those within the robot always rub, those in the world are pushed out."""
     data = mujoco.MjData(model)
+    data.qpos[:] = model.qpos0 if home is None else home
     mujoco.mj_forward(model, data)
     inside: dict[tuple[int, int], float] = {}
     outside: dict[tuple[int, int], float] = {}
@@ -248,11 +252,11 @@ def overlaps(model: mujoco.MjModel) -> list[Finding]:
         (inside, "warning", "overlap each other", "<exclude> for these two bodies, or thinner collision geoms"),
         (outside, "note", "overlap in the world", "start higher, or raise the robot in the environment's reset"),
     )
-    found = []
+    found, start = [], "qpos0" if home is None else "home"
     for overlap, severity, what, advice in kinds:
         if overlap:
             worst = max(overlap.values())
             couples = tuple("–".join(names(model, "geom", pair)) for pair in overlap)
-            text = f"{what} by up to {1000 * worst:.1f} mm at qpos0, and are pushed apart from the start"
+            text = f"{what} by up to {1000 * worst:.1f} mm at {start}, and are pushed apart from the start"
             found.append(Finding(severity, "overlap at start", couples, text, advice))
     return found

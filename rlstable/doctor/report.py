@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from rlstable.doctor import arithmetic
 from rlstable.doctor.checkup import Memory, Report
+from rlstable.doctor.robot import RobotFacts
 from rlstable.supervise.memory import readable
 
 _MOST_NAMES = 4
@@ -18,11 +20,38 @@ _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 def sections(report: Report) -> list[tuple[str, Table | Text]]:
     return [
+        *(_robot(report.robot) if report.robot else []),
         ("Machine", _pairs([(name, line) for name, line in report.machine.items() if line])),
         ("Matrix products", _products(report)),
         ("Memory and environments", _memory(report.memory)),
         (f"Findings ({report.task}, {report.engine})", _findings(report)),
     ]
+
+
+def _robot(robot: RobotFacts) -> list[tuple[str, Table | Text]]:
+    picture = {"picture": robot.picture} if robot.picture else {}
+    return [
+        ("Model", _pairs([*robot.model.items(), *picture.items()])),
+        ("Joints", _rows(robot.joints)),
+        ("Actuators", _rows(robot.actuators)),
+        ("Task", _pairs([*robot.task.items()])),
+    ]
+
+
+def _rows(rows: Sequence[Mapping[str, str | float | None]]) -> Table:
+    """A table of rows with the same keys, without columns that repeat the first one."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    first, *others = rows[0]
+    shown = [first, *(name for name in others if any(row[name] != row[first] for row in rows))]
+    for name in shown:
+        numbers = not any(isinstance(row[name], str) for row in rows)
+        header = f"  {name}" if name == first else name
+        table.add_column(header, no_wrap=True, justify="right" if numbers else "left")
+    for row in rows:
+        cells = [row[name] for name in shown]
+        texts = ["-" if x is None else x if isinstance(x, str) else f"{x:.4g}" for x in cells]
+        table.add_row(Text(f"  {texts[0]}"), *map(Text, texts[1:]))
+    return table
 
 
 def _products(report: Report) -> Table:

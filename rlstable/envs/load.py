@@ -196,7 +196,7 @@ def _robot(config: EnvConfig, with_mjx: bool) -> Env:
     from rlstable.robot.environment import RobotEnv
 
     assert config.xml is not None and config.task is not None  # the configuration has checked it
-    return RobotEnv(config.xml, config.task, with_mjx)
+    return RobotEnv(config.kept_xml or config.xml, config.task, with_mjx)
 
 
 def _brax_class(name: str) -> Callable[..., Env]:

@@ -21,6 +21,7 @@ _GOOD_EVENTS = frozenset(
     {
         "resumed", "checkpoint_saved_again", "sink_recovered", "environments_redrawn", "backend_chosen",
         "compiler_options_unknown", "best_confirmed", "episode_recorded", "sign_recovered", "configuration_changed",
+        "model_kept",
     }
 )  # fmt: skip
 _PACE = 50  # rows over which the pace is measured

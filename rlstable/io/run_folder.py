@@ -14,12 +14,13 @@ from typing import Any
 
 import yaml
 
-from rlstable.config import ConfigError
+from rlstable.config import Config, ConfigError
 from rlstable.config.schema import expand_home, first_line
 from rlstable.io.files import below, read_json, read_yaml, write_atomically
 from rlstable.io.lock import RunLock
 from rlstable.io.outcome import outcome_of
 
+KEPT_MODEL = "model.zip"  # copy of a robot's model with all its files
 _RESULT, _OVERRIDES = "result.json", "overrides.json"
 _CHANGING = (_RESULT, "metrics.jsonl", "config.yaml")  # files whose times show when a run was last active
 _CONFIRMED = "confirmed_"
@@ -210,10 +211,18 @@ def write_config(run_dir: Path, config: Mapping[str, Any], machine: Mapping[str,
         write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
 
 
+def with_kept_model(config: Config, run_dir: Path) -> Config:
+    """The configuration of a run, which reads the copy of the robot's model in the run folder, if there is one."""
+    path = run_dir / KEPT_MODEL
+    if config.env.xml is None or not path.is_file():
+        return config
+    return config.model_copy(update={"env": config.env.with_kept_xml(str(path))})
+
+
 def discard_start(run_dir: Path) -> None:
     """Deletes the files of a start that failed, so that its folder does not count as the newest run."""
     with contextlib.suppress(OSError):
-        for name in ("config.yaml", "machine.json") if not (run_dir / "metrics.jsonl").exists() else ():
+        for name in ("config.yaml", "machine.json", KEPT_MODEL) if not (run_dir / "metrics.jsonl").exists() else ():
             (run_dir / name).unlink(missing_ok=True)
 
 

@@ -12,7 +12,7 @@ from rlstable.compilation.xla import check_flags, disable_async_dispatch
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import expand_home
 from rlstable.device.precision import Level
-from rlstable.io.run_folder import read_settings, require_one_seed
+from rlstable.io.run_folder import read_settings, require_one_seed, with_kept_model
 from rlstable.io.versions import versions
 from rlstable.policy import Policy, load_policy
 
@@ -78,7 +78,7 @@ def read_config(folder: Path) -> Config:
     """The configuration in a run folder; a `ConfigError` without one, with another version's, or with a resolver."""
     data = read_settings(folder)
     try:
-        return typed.load({**data, "fault": {}})
+        return with_kept_model(typed.load({**data, "fault": {}}), folder)
     except ConfigError as error:
         raise ConfigError(
             f"run: {folder / 'config.yaml'} is not of this version, rlstable {versions()['rlstable']}: {error}"

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config import Config
+from rlstable.config.schema import INT32_MAX
 from rlstable.device import sharding
+from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedRows
-from rlstable.device.trees import EnvState, PyTree
+from rlstable.device.trees import TRAINED_STEPS, EnvState, PyTree
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, initial_states
 from rlstable.ppo.networks import Networks
@@ -93,6 +95,7 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         running: _Running, random: tuple[jax.Array, jax.Array]
     ) -> tuple[_Running, tuple[dict[str, PyTree], _Episodes]]:
         (env_state, guard_state, incident), (key, noise) = running, random
+        env_state = _with_trained_steps(env_state, state.counters.env_steps)
         observation = networks.select(env_state.obs)
         distribution, _activity = networks.distribution(state.params, state.normalizer, observation)
         raw = distribution.sample(noise)
@@ -135,6 +138,15 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
     data = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], *x.shape[3:]), data)
     metrics, count = _episode_metrics(episodes, data.valid)
     return Rollout(env_state, guard_state, data, metrics, count, incident)
+
+
+def _with_trained_steps(env_state: EnvState, steps: WideCounter) -> EnvState:
+    """The states of environments that have a curriculum, with the steps trained before this iteration."""
+    if TRAINED_STEPS not in env_state.info:
+        return env_state
+    trained = jnp.where(steps > INT32_MAX, INT32_MAX, steps.lo).astype(jnp.int32)
+    entry = jnp.full_like(env_state.info[TRAINED_STEPS], trained)
+    return env_state.replace(info={**env_state.info, TRAINED_STEPS: entry})
 
 
 def _step_keys(key: jax.Array, length: int) -> jax.Array:

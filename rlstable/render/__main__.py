@@ -1,4 +1,4 @@
-"""The command `python -m rlstable.render run=runs/...`: draws episodes of a trained policy.
+"""The command `python -m rlstable.render run=runs/...`: draws episodes of a trained policy, or of random actions.
 
 Exit code 0 means that everything was drawn, 2 means a user error.
 """
@@ -6,13 +6,17 @@ Exit code 0 means that everything was drawn, 2 means a user error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from rlstable.cli import command
 from rlstable.cli.options import OutFolder, PlayOptions
-from rlstable.config.schema import Count, Integer, Positive
+from rlstable.config.schema import Count, Integer, Positive, Section, Seed
+
+if TYPE_CHECKING:
+    from rlstable.render.recording import RecordedEpisodes
 
 _EPILOG = """
 examples:
@@ -20,12 +24,13 @@ examples:
   python -m rlstable.render run=runs/ant/2026-01-31_22-00-00
   python -m rlstable.render run=runs/ant/2026-01-31_22-00-00 episodes=100 out=ant
   python -m rlstable.render run=runs/ant/2026-01-31_22-00-00 format=mp4 films=all seconds=null width=1280 height=720
+  python -m rlstable.render env=robot env.xml=robot.xml       random actions, before any training
 """
 _Side = Annotated[Integer, Field(ge=64, le=4096, multiple_of=2)]
 
 
-class RenderOptions(PlayOptions):
-    """Arguments of the command: the policy, the episodes and the output."""
+class DrawingOptions(Section):
+    """Arguments of the command: the episodes and the output."""
 
     episodes: Count = Field(10, description="how many are played; the best, the median and the worst are drawn")
     format: Literal["both", "mp4", "html"] = Field("html", description="html, an interactive 3D page; mp4, films; both")
@@ -33,9 +38,21 @@ class RenderOptions(PlayOptions):
     seconds: Positive | None = Field(
         10.0, description="simulated seconds of a film from its start, null for the whole episode"
     )
-    out: OutFolder | None = Field(None, description="folder to write to, null for <run>/episodes")
+    out: OutFolder | None = Field(
+        None, description="folder to write to, null for <run>/episodes, or runs/random/<env> without a run"
+    )
     width: _Side = Field(640, description="of a film, in pixels, even")
     height: _Side = Field(480, description="of a film, in pixels, even")
+
+
+class RenderOptions(DrawingOptions, PlayOptions):
+    """Arguments of the command for a policy of a run."""
+
+
+class RandomOptions(DrawingOptions):
+    """Arguments of the command for random actions."""
+
+    seed: Seed = 0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,44 +61,73 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_intermixed_args(argv)
     with command.working():
-        options = command.options(RenderOptions, args.words)
-        written = draw(options)
+        of_environment = any(_key(word) == "env" or _key(word).startswith("env.") for word in args.words)
+        written = draw_random(args.words) if of_environment else draw(command.options(RenderOptions, args.words))
     if args.json:
         command.print_json(written)
     else:
         show(written)
 
 
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
+
+
 def draw(options: RenderOptions) -> list[dict[str, Any]]:
-    """Plays and draws episodes, and returns one entry per written file.
+    """Plays and draws episodes of a policy, and returns one entry per written file.
 
     A film has `file`, `episode`, `return`, `steps` and `aborted`; the page has `file` and a list of the same facts.
     """
-    from rlstable.io.files import subfolder, write_atomically
+    from rlstable.io.files import subfolder
     from rlstable.policy.saved_run import open_run
 
     run = open_run(options.run, options.which, options.trust)
-    films, pages = options.format in ("both", "mp4"), options.format in ("both", "html")
-    if films:
-        from rlstable.render.film import require_ffmpeg
-
-        require_ffmpeg()  # fails before any episode is played
-    from rlstable.render.page import page
+    _require_ffmpeg(options)
     from rlstable.render.recording import record
 
     command.note(f"playing {options.episodes:,} episodes of the {run.checkpoint}; compilation takes a while")
     recorded = record(run, options.episodes, options.deterministic, options.backend, options.seed)
-    folder = options.out or subfolder(options.run, "episodes")
+    return _write(recorded, options.out or subfolder(options.run, "episodes"), options)
+
+
+def draw_random(words: Sequence[str]) -> list[dict[str, Any]]:
+    """Draws episodes of random actions in the environment that the overrides among the words choose, like `draw`."""
+    own = [word for word in words if _key(word) in RandomOptions.model_fields]
+    options = command.options(RandomOptions, own)
+    from rlstable.cli.compose import compose
+
+    config = compose([word for word in words if word not in own])
+    _require_ffmpeg(options)
+    from rlstable.render.recording import record_random
+
+    command.note(f"playing {options.episodes:,} episodes of random actions; compilation takes a while")
+    recorded = record_random(config, options.episodes, options.seed)
+    return _write(recorded, options.out or Path("runs", "random", config.env.name.replace(":", ".")), options)
+
+
+def _require_ffmpeg(options: DrawingOptions) -> None:
+    """Fails before any episode is played."""
+    if options.format != "html":
+        from rlstable.render.film import require_ffmpeg
+
+        require_ffmpeg()
+
+
+def _write(recorded: RecordedEpisodes, folder: Path, options: DrawingOptions) -> list[dict[str, Any]]:
+    from rlstable.io.files import write_atomically
+
     about = [
         {"episode": one.name, "return": one.total, "steps": len(one.rewards), "aborted": one.aborted}
         for one in recorded.recordings
     ]
     written: list[dict[str, Any]] = []
     folder.mkdir(parents=True, exist_ok=True)
-    if pages:
+    if options.format in ("both", "html"):
+        from rlstable.render.page import page
+
         write_atomically(folder / "episodes.html", page(recorded))
         written.append({"file": str(folder / "episodes.html"), "episodes": about})
-    if films:
+    if options.format in ("both", "mp4"):
         from rlstable.render.film import write_film
 
         most = 1 if options.films == "best" else None

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import mujoco
@@ -61,20 +62,11 @@ def require_ffmpeg() -> None:
 
 
 def _draw(folder: Path, most_seconds: float) -> None:
-    configured = os.environ.get("MUJOCO_GL")
     errors = []
-    for backend in (configured,) if configured else _OPENGL_BACKENDS:
-        command = [sys.executable, "-m", "rlstable.render.draw", str(folder)]
-        env = {**os.environ, "MUJOCO_GL": backend}
-        try:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=most_seconds)
-        except subprocess.TimeoutExpired:
-            errors.append(f"{backend}: no film after {most_seconds:.0f} s")
-            continue
-        if done.returncode == 0:
+    for backend, code, error in draw_with_opengl("rlstable.render.draw", folder, most_seconds):
+        if code == 0:
             return
-        error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]
-        if done.returncode == os.EX_IOERR:
+        if code == os.EX_IOERR:
             raise ConfigError(
                 f"format: ffmpeg could not encode the film ({error}); unset IMAGEIO_FFMPEG_EXE or set it to a working "
                 "ffmpeg, or choose format=html"
@@ -84,3 +76,21 @@ def _draw(folder: Path, most_seconds: float) -> None:
         f"format: no OpenGL for films ({'; '.join(errors)}); install libegl1 or libosmesa6 (apt-get install "
         "libosmesa6), or choose format=html, which needs none"
     )
+
+
+def draw_with_opengl(module: str, folder: Path, most_seconds: float) -> Iterator[tuple[str, int, str]]:
+    """Runs `python -m <module> <folder>` with one OpenGL backend after another; the caller stops at a success.
+
+    Yields the backend, the exit code and the last line of the error.
+    """
+    configured = os.environ.get("MUJOCO_GL")
+    for backend in (configured,) if configured else _OPENGL_BACKENDS:
+        command = [sys.executable, "-m", module, str(folder)]
+        env = {**os.environ, "MUJOCO_GL": backend}
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=most_seconds)
+        except subprocess.TimeoutExpired:
+            yield backend, 1, f"nothing drawn after {most_seconds:.0f} s"
+            continue
+        error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]
+        yield backend, done.returncode, error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,11 +13,12 @@ import numpy as np
 
 from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.programs import Builder
-from rlstable.compilation.xla import Compiling
+from rlstable.compilation.xla import Compiling, check_flags, disable_async_dispatch, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import level
-from rlstable.device.trees import Env, EnvState, Params, PyTree
+from rlstable.device.trees import Env, EnvState, Observation, Params, PyTree
 from rlstable.envs.episodes import Episodes, watch_episodes
+from rlstable.envs.load import load
 from rlstable.envs.mujoco_model import model_of
 from rlstable.guards.env import physics
 from rlstable.policy.evaluator import evaluation_env, make_policy, valid_episodes
@@ -59,12 +61,15 @@ class RecordedEpisodes:
 
 
 class EpisodeRecorder:
-    """Plays and records episodes of policies; a `ConfigError` if the environment has no MuJoCo model to draw."""
+    """Plays and records episodes of policies; a `ConfigError` if the environment has no MuJoCo model to draw.
+
+    Without networks the actions are random, uniform from -1 to 1.
+    """
 
     def __init__(
         self,
         config: Config,
-        networks: Networks,
+        networks: Networks | None,
         env: Env,
         backend: str | None,
         episodes: int,
@@ -77,6 +82,7 @@ class EpisodeRecorder:
         self._action_repeat, self._compiling = config.env.action_repeat, compiling
         self._seconds = seconds_per_step(env, model) * config.env.action_repeat
         self._title = name if backend is None else f"{name}, {backend}"
+        self._actions = "step {:,}" if networks is not None else "random actions"
         self._precision = level(config.precision)
         self._programs = Builder(self._precision)
         self._compiled: Any = None
@@ -85,7 +91,9 @@ class EpisodeRecorder:
         def play(params: Params, statistics: Statistics, key: jax.Array) -> tuple[Episodes, PyTree]:
             key_policy, key_resets = jax.random.split(key)
             with self._precision.narrow():
-                policy = make_policy(config, networks, params, statistics)
+                policy = _random_policy(env.action_size)
+                if networks is not None:
+                    policy = make_policy(config, networks, params, statistics)
                 return watch_episodes(vector, policy, jax.random.split(key_resets, episodes), key_policy, _drawable)
 
         self._play = jax.jit(play)
@@ -113,7 +121,8 @@ class EpisodeRecorder:
             end = 1 + int(result.length[index]) // self._action_repeat
             moved, paid = (np.asarray(x, np.float64) for x in (positions[:end, index], rewards[1:end, index]))
             recordings.append(Recording(name, moved, paid, bool(result.aborted[index])))
-        return RecordedEpisodes(f"{self._title}, step {step:,}", self._model, self._seconds, tuple(recordings))
+        title = f"{self._title}, {self._actions.format(step)}"
+        return RecordedEpisodes(title, self._model, self._seconds, tuple(recordings))
 
 
 def record(
@@ -135,6 +144,17 @@ def record(
         ) from error
 
 
+def record_random(config: Config, episodes: int, seed: int = 0) -> RecordedEpisodes:
+    """Records episodes of random actions in the environment of a configuration, as `record` does."""
+    check_flags()
+    disable_async_dispatch()  # native physics needs the flag
+    enable_program_cache(config.compile_cache)
+    loaded = load(config.env, config.eval.env_kwargs)
+    recorder = EpisodeRecorder(config, None, loaded.env, loaded.backend, episodes)
+    nothing: PyTree = {}
+    return recorder.record(nothing, nothing, jax.random.PRNGKey(seed), 0)
+
+
 def best_median_worst(episodes: Episodes) -> dict[str, int]:
     """Indices of the best, the median and the worst episode, by name."""
     returns = np.where(valid_episodes(episodes), np.asarray(episodes.metrics["reward"], np.float64), -np.inf)
@@ -143,6 +163,14 @@ def best_median_worst(episodes: Episodes) -> dict[str, int]:
         return {"episode": int(order[0])}
     median = {"median": int(order[len(order) // 2])} if len(order) > 2 else {}
     return {"best": int(order[0]), **median, "worst": int(order[-1])}
+
+
+def _random_policy(action_size: int) -> Callable[[Observation, jax.Array], jax.Array]:
+    def policy(obs: Observation, key: jax.Array) -> jax.Array:
+        count = jax.tree.leaves(obs)[0].shape[0]
+        return jax.random.uniform(key, (count, action_size), minval=-1.0, maxval=1.0)
+
+    return policy
 
 
 def _drawable(state: EnvState) -> tuple[jax.Array, jax.Array]:

@@ -1,20 +1,18 @@
-"""Loads a model file and adds what a task needs and the model lacks: a floor, sensors, other kinds of actuators."""
+"""Loads a model and adds what a task needs and the model lacks: floor, sensors, free base, other actuators."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 
 import mujoco
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.config.robot import ActionConfig, TaskConfig
-from rlstable.config.schema import first_line
-from rlstable.robot import geometry
+from rlstable.config.robot import TaskConfig
+from rlstable.robot import actuators, files, geometry
 
 # Names of what is added. The velocities are of the root body, in its own frame.
-FLOOR, ROOT_SITE = "rlstable_floor", "rlstable_root"
+FLOOR, ROOT_SITE, BASE = "rlstable_floor", "rlstable_root", "rlstable_base"
 LINEAR_VELOCITY, ANGULAR_VELOCITY, ACCELERATION = "rlstable_velocimeter", "rlstable_gyro", "rlstable_accelerometer"
 CONTACT = "rlstable_contact_"  # and the name of the geom
 _ROOT_SENSORS = {
@@ -22,18 +20,9 @@ _ROOT_SENSORS = {
     ANGULAR_VELOCITY: mujoco.mjtSensor.mjSENS_GYRO,
     ACCELERATION: mujoco.mjtSensor.mjSENS_ACCELEROMETER,
 }
+_SINGLE = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 _FOOT_HEIGHT = 0.1  # a foot is at most this share of the robot's height above the lowest point of all
 _FOUND, _NEAREST = 1, 1  # data and reduction of MuJoCo's contact sensor
-
-
-def read(path: str) -> mujoco.MjSpec:
-    """The editable model of an MJCF or URDF file; a ConfigError if it cannot be read."""
-    if not Path(path).is_file():
-        raise ConfigError(f"env.xml: there is no file {path}; give the path of an MJCF file")
-    try:
-        return mujoco.MjSpec.from_file(path)
-    except ValueError as error:
-        raise ConfigError(f"env.xml: {path} cannot be read: {first_line(error)}") from None
 
 
 def compiled(spec: mujoco.MjSpec, path: str) -> mujoco.MjModel:
@@ -43,7 +32,10 @@ def compiled(spec: mujoco.MjSpec, path: str) -> mujoco.MjModel:
     except ValueError as error:
         raise ConfigError(f"env.xml: {path} cannot be compiled: {' '.join(str(error).split())}") from None
     if model.nu == 0:
-        raise ConfigError(f"env.xml: {path} has no actuator; add <actuator> with a motor or a position servo per joint")
+        raise ConfigError(
+            f"env.xml: {path} has no actuator; add <actuator> with a motor or a position servo per joint, or set "
+            "env.task.actions.control=position with stiffness and damping, for a servo per joint"
+        )
     if not any(not geometry.is_static(model, body) for body in range(model.nbody)):
         raise ConfigError(f"env.xml: {path} has no joint; nothing in it can move")
     return model
@@ -59,8 +51,24 @@ def keyframe(model: mujoco.MjModel, name: str | None) -> int | None:
     return names.index(name) if name in names else None
 
 
-def home_position(model: mujoco.MjModel, key: int | None) -> np.ndarray:
-    return np.array(model.qpos0 if key is None else model.key_qpos[key])
+def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
+    """Positions at home: those of the keyframe, with the joints of `env.task.home`, and then on the model's floor."""
+    key = keyframe(model, task.keyframe)
+    qpos = np.array(model.qpos0 if key is None else model.key_qpos[key])
+    if not task.home:
+        return qpos
+    single = [j for j in range(model.njnt) if model.jnt_type[j] in _SINGLE]
+    addresses = {str(model.joint(j).name): int(model.jnt_qposadr[j]) for j in single}
+    for name, position in task.home.items():
+        if name not in addresses:
+            raise ConfigError(f"env.task.home: the model has no joint {name!r}; it has {', '.join(addresses)}")
+        qpos[addresses[name]] = position
+    free, planes = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE), geometry.floors(model)
+    if free.size and planes:
+        data = geometry.in_pose(model, qpos)
+        bottom = min((geometry.lowest(model, data, geom) for geom in geometry.colliding(model)), default=0.0)
+        qpos[model.jnt_qposadr[free[0]] + 2] += float(data.geom_xpos[planes[0], 2]) - bottom
+    return qpos
 
 
 def root_body(model: mujoco.MjModel, name: str | None) -> int:
@@ -90,22 +98,51 @@ def feet(model: mujoco.MjModel, qpos: np.ndarray) -> list[int]:
 
 def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collection[str]) -> mujoco.MjModel:
     """The model of a task. `touching` are names of geoms or bodies whose contacts its terms read."""
-    spec = read(path)
-    model = compiled(spec, path)
-    qpos, root = home_position(model, keyframe(model, task.keyframe)), root_body(model, task.root)
-    bodies, geoms = ({x.id: x for x in elements} for elements in (spec.bodies, spec.geoms))  # before anything is added
-    floating = bool((model.jnt_type == mujoco.mjtJoint.mjJNT_FREE).any())
-    if task.floor == "always" or (task.floor == "auto" and floating and not geometry.floors(model)):
-        _add_floor(spec, model, qpos)
-    _convert(spec, model, task.actions)
-    site = bodies[root].add_site(name=ROOT_SITE)
-    for name, kind in _ROOT_SENSORS.items():
-        if name != ACCELERATION or ("accelerometer" in needs and not (model.sensor_type == kind).any()):
-            spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=site.name)
-    touched = {g for name in touching for g in geoms_of(model, name)}
-    for geom in sorted(touched | {*(feet(model, qpos) if "feet" in needs else ())}):
-        _add_contact_sensor(spec, geoms[geom], geom_name(model, geom))
-    return compiled(spec, path)
+    with files.opened(path) as spec:
+        _check_ranges(spec, path)
+        if task.free_base:
+            _free(spec)
+        if not spec.actuators and task.actions.control != "auto":
+            actuators.add_motors(spec)
+        model = compiled(spec, path)
+        qpos, root = home_position(model, task), root_body(model, task.root)
+        bodies, geoms = ({x.id: x for x in elements} for elements in (spec.bodies, spec.geoms))  # before additions
+        floating = bool((model.jnt_type == mujoco.mjtJoint.mjJNT_FREE).any())
+        if task.floor == "always" or (task.floor == "auto" and floating and not geometry.floors(model)):
+            _add_floor(spec, model, qpos)
+        actuators.convert(spec, model, task.actions)
+        site = bodies[root].add_site(name=ROOT_SITE)
+        for name, kind in _ROOT_SENSORS.items():
+            if name != ACCELERATION or ("accelerometer" in needs and not (model.sensor_type == kind).any()):
+                spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=site.name)
+        touched = {g for name in touching for g in geoms_of(model, name)}
+        for geom in sorted(touched | {*(feet(model, qpos) if "feet" in needs else ())}):
+            _add_contact_sensor(spec, geoms[geom], geom_name(model, geom))
+        return compiled(spec, path)
+
+
+def _check_ranges(spec: mujoco.MjSpec, path: str) -> None:
+    """Raises a ConfigError for a reversed range, which MuJoCo reads as no limit."""
+    ranges = [("joint", joint.name, "range", joint.range) for joint in spec.joints]
+    for actuator in spec.actuators:
+        ranges += [("actuator", actuator.name, key, getattr(actuator, key)) for key in ("ctrlrange", "forcerange")]
+    for kind, name, key, (low, high) in ranges:
+        if low > high:
+            raise ConfigError(
+                f"env.xml: {path}: {key} of {kind} {name or 'without a name'} is reversed, [{low:g}, {high:g}]; write "
+                "the lower number first"
+            )
+
+
+def _free(spec: mujoco.MjSpec) -> None:
+    """Gives the first body a free joint."""
+    if any(joint.type == mujoco.mjtJoint.mjJNT_FREE for joint in spec.joints):
+        raise ConfigError("env.task.free_base: the model has a free joint already; set env.task.free_base=false")
+    body = spec.worldbody.first_body()
+    if body is None or body.joints:
+        found = "has no body" if body is None else f"moves its first body, {body.name}, by joints"
+        raise ConfigError(f"env.task.free_base: the model {found}; set env.task.free_base=false")
+    body.add_freejoint(name=BASE)
 
 
 def geoms_of(model: mujoco.MjModel, name: str) -> list[int]:
@@ -138,65 +175,3 @@ def _add_contact_sensor(spec: mujoco.MjSpec, geom: mujoco.MjsGeom, name: str) ->
     sensor = spec.add_sensor(name=CONTACT + name, type=mujoco.mjtSensor.mjSENS_CONTACT)
     sensor.objtype, sensor.objname = mujoco.mjtObj.mjOBJ_GEOM, name
     sensor.intprm[:3] = [_FOUND, _NEAREST, 1]
-
-
-def kind_of(model: mujoco.MjModel, actuator: int) -> str:
-    """Meaning of an actuator's control: a target `position` or `velocity`, or else a `torque`."""
-    gain, bias = model.actuator_gainprm[actuator, 0], model.actuator_biasprm[actuator]
-    if model.actuator_biastype[actuator] != mujoco.mjtBias.mjBIAS_AFFINE:
-        return "torque"
-    if gain and np.isclose(bias[1], -gain):
-        return "position"
-    return "velocity" if gain and np.isclose(bias[2], -gain) else "torque"
-
-
-def _convert(spec: mujoco.MjSpec, model: mujoco.MjModel, actions: ActionConfig) -> None:
-    """Changes the kind of all actuators to the task's, with limits of joints and forces as before."""
-    if actions.control == "auto":
-        return
-    for i, actuator in enumerate(spec.actuators):
-        same = kind_of(model, i) == actions.control and actions.stiffness is None and actions.damping is None
-        if same:
-            continue
-        if model.actuator_trntype[i] != mujoco.mjtTrn.mjTRN_JOINT:
-            raise ConfigError(
-                f"env.task.actions.control: {actions.control} needs actuators of joints, and {actuator.name or i} has "
-                "another transmission; set auto"
-            )
-        _set_kind(actuator, model, i, actions)
-
-
-def _set_kind(actuator: mujoco.MjsActuator, model: mujoco.MjModel, i: int, actions: ActionConfig) -> None:
-    joint, limit, gear = int(model.actuator_trnid[i, 0]), force_limit(model, i), float(model.actuator_gear[i, 0])
-    actuator.gear[:] = [1.0, 0, 0, 0, 0, 0]
-    torque = limit * abs(gear)
-    if actions.control == "torque":
-        actuator.set_to_motor()
-        actuator.ctrlrange[:] = [-torque, torque]
-        actuator.ctrllimited = 1
-        return
-    needed = "stiffness" if actions.control == "position" else "damping"
-    gain = getattr(actions, needed)
-    if gain is None:
-        raise ConfigError(
-            f"env.task.actions.{needed}: is null; control={actions.control} turns actuators into servos, which need "
-            "this gain"
-        )
-    if actions.control == "position":
-        actuator.set_to_position(kp=gain, kv=actions.damping or 0.0)
-        actuator.ctrlrange[:] = model.jnt_range[joint]
-        actuator.ctrllimited = int(model.jnt_limited[joint])
-    else:
-        actuator.set_to_velocity(kv=gain)
-        actuator.ctrllimited = 0
-    actuator.forcerange[:] = [-torque, torque]
-    actuator.forcelimited = 1
-
-
-def force_limit(model: mujoco.MjModel, actuator: int) -> float:
-    """Largest force of an actuator: its own limit, else that of its control range, else that of a control of 1."""
-    if model.actuator_forcelimited[actuator]:
-        return float(np.abs(model.actuator_forcerange[actuator]).max())
-    gain = abs(float(model.actuator_gainprm[actuator, 0])) or 1.0
-    limited = model.actuator_ctrllimited[actuator]
-    return gain * (float(np.abs(model.actuator_ctrlrange[actuator]).max()) if limited else 1.0)

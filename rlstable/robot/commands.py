@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from rlstable.config.robot import Range
+from rlstable.config.robot import GrowingRange
 from rlstable.config.schema import Share
 from rlstable.robot.model import Robot
 from rlstable.robot.terms import by_name, needs
@@ -13,7 +13,13 @@ from rlstable.robot.terms import by_name, needs
 
 @needs("base")
 def velocity(
-    robot: Robot, key: jax.Array, *, forward: Range, sideways: Range, turn: Range, stand: Share = 0.1
+    robot: Robot,
+    key: jax.Array,
+    *,
+    forward: GrowingRange,
+    sideways: GrowingRange,
+    turn: GrowingRange,
+    stand: Share = 0.1,
 ) -> jax.Array:
     """Velocities of the root body forward and sideways in m/s and turning in rad/s, uniform; all 0 for a share."""
     key, key_stand = jax.random.split(key)

@@ -15,8 +15,8 @@ from flax import struct
 
 from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
-from rlstable.config.schema import first_line
-from rlstable.device.trees import Observation, PyTree
+from rlstable.config.schema import INT32_MAX, first_line
+from rlstable.device.trees import TRAINED_STEPS, Observation, PyTree
 from rlstable.robot import actions, terms
 from rlstable.robot.lists import KEY, Lists
 from rlstable.robot.memory import Memory
@@ -102,12 +102,13 @@ class RobotEnv:
         obs, memory = self._observe(data, memory, jnp.zeros(self.action_size), first=True)
         zero = jnp.zeros(())
         metrics = {name: zero for name in self._metric_names()}
-        return State(data, obs, zero, zero, metrics, {MEMORY: memory})
+        return State(data, obs, zero, zero, metrics, {MEMORY: memory, TRAINED_STEPS: memory.trained})
 
     def step(self, state: State, action: jax.Array) -> State:
         config, robot = self.task.actions, self.robot
         action = actions.clipped(action, config)
-        memory = actions.remembered(state.info[MEMORY], action, config)
+        memory = state.info[MEMORY].replace(trained=state.info[TRAINED_STEPS])
+        memory = actions.remembered(memory, action, config)
         data = self._pushed(state.data, memory)
         ctrl = actions.controls(robot, memory.filtered, config)
         data = self.simulator.steps(self.mjx_model, data, ctrl, robot.substeps)
@@ -133,11 +134,11 @@ class RobotEnv:
         robot, config, feet = self.robot, self.task.actions, len(self.robot.feet)
         zeros = jnp.zeros((actions.buffer_length(config), self.action_size))
         key, key_delay = jax.random.split(key)
-        names = enumerate(self.lists.commands)
+        names, trained = enumerate(self.lists.commands), jnp.int32(INT32_MAX)
         memory = Memory(
             rng=key,
             steps=jnp.zeros(()),
-            command={name: self._drawn(name, jax.random.fold_in(key_command, i)) for i, name in names},
+            command={name: self._drawn(name, jax.random.fold_in(key_command, i), trained) for i, name in names},
             actions=zeros,
             delay=jax.random.randint(key_delay, (), config.delay[0], config.delay[1] + 1),
             filtered=zeros[0],
@@ -148,11 +149,13 @@ class RobotEnv:
             foot_velocities=jnp.zeros((feet, 3)),
             history={},
             lags={},
+            trained=trained,
         )
         return memory
 
-    def _drawn(self, name: str, key: jax.Array) -> jax.Array:
-        return jnp.asarray(self.lists.commands[name](self.robot, key), jnp.float32)
+    def _drawn(self, name: str, key: jax.Array, trained: jax.Array | int) -> jax.Array:
+        command = terms.with_grown(self.lists.commands[name], trained)
+        return jnp.asarray(command(self.robot, key), jnp.float32)
 
     def _pushed(self, data: PyTree, memory: Memory) -> PyTree:
         """The state, with a random horizontal velocity added to the root body every few seconds."""
@@ -162,7 +165,9 @@ class RobotEnv:
         every = max(1, round(pushes.every / self.dt))
         due = (memory.steps > 0) & (jnp.mod(memory.steps, every) == 0)
         angle = jax.random.uniform(jax.random.fold_in(memory.rng, 1), maxval=2 * jnp.pi)
-        push = jnp.where(due, pushes.speed, 0.0) * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
+        push = jnp.where(due, terms.grown(pushes.speed, memory.trained), 0.0) * jnp.stack(
+            [jnp.cos(angle), jnp.sin(angle)]
+        )
         return data.replace(qvel=self.robot.pushed(data.qvel, push))
 
     def _advanced(self, data: PyTree, memory: Memory) -> Memory:
@@ -181,13 +186,21 @@ class RobotEnv:
         )
 
     def _commanded(self, memory: Memory) -> Memory:
-        """The memory with new commands where they are due."""
+        """The memory with new commands where they are due.
+
+        A reset does not know the steps trained, so that a command with a curriculum is also drawn after the first step.
+        """
         command = dict(memory.command)
         for i, (name, config) in enumerate(self.task.commands.items()):
+            due = jnp.zeros((), bool)
             if config.resample is not None:
-                due = jnp.mod(memory.steps, max(1, round(config.resample / self.dt))) == 0
-                drawn = self._drawn(name, jax.random.fold_in(memory.rng, 2 + i))
-                command[name] = jnp.where(due, drawn, command[name])
+                due |= jnp.mod(memory.steps, max(1, round(config.resample / self.dt))) == 0
+            if terms.has_curriculum(self.lists.commands[name]):
+                due |= memory.steps == 1
+            elif config.resample is None:
+                continue
+            drawn = self._drawn(name, jax.random.fold_in(memory.rng, 2 + i), memory.trained)
+            command[name] = jnp.where(due, drawn, command[name])
         return memory.replace(command=command)
 
     def _observe(
@@ -219,7 +232,8 @@ class RobotEnv:
         zeros = jnp.zeros(self.action_size)
         key = jax.random.PRNGKey(0)
         for name, function in self.lists.commands.items():
-            jax.eval_shape(lambda k, f=function, n=name: terms.called(f"{KEY}.commands.{n}", f, self.robot, k), key)
+            full = terms.with_grown(function, INT32_MAX)
+            jax.eval_shape(lambda k, f=full, n=name: terms.called(f"{KEY}.commands.{n}", f, self.robot, k), key)
         ((name, reset),) = self.lists.reset.items()
         jax.eval_shape(lambda k: terms.called(f"{KEY}.reset.{name}", reset, self.robot, k), key)
         memory = jax.eval_shape(lambda k: self._first_memory(data, k, k), key)

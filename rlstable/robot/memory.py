@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 from flax import struct
 
+from rlstable.config.schema import INT32_MAX
+
 
 class Memory(struct.PyTreeNode):
     """The values that one environment keeps from step to step, in `info`, which resets and resumes restore.
@@ -23,6 +25,7 @@ class Memory(struct.PyTreeNode):
         foot_velocities: `[feet, 3]`, world frame, mean over the step.
         history: Values of the observation terms that need older ones, newest first, by term.
         lags: Delay of each of these terms in control steps, of this episode.
+        trained: Environment steps trained so far, int32; the largest int32 outside of training.
     """
 
     rng: jax.Array
@@ -38,3 +41,4 @@ class Memory(struct.PyTreeNode):
     foot_velocities: jax.Array
     history: dict[str, jax.Array]
     lags: dict[str, jax.Array]
+    trained: jax.Array | int = INT32_MAX

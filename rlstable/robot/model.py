@@ -14,7 +14,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
-from rlstable.robot import build, geometry
+from rlstable.robot import actuators, build, geometry
 
 _FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE, _HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
@@ -89,7 +89,7 @@ class Robot:
     def __init__(self, path: str, task: TaskConfig, touching: Collection[str] = (), needs: Collection[str] = ()):
         self.model = model = build.load(path, task, touching, needs)
         key = build.keyframe(model, task.keyframe)
-        self.home = build.home_position(model, key)
+        self.home = build.home_position(model, task)
         self.root = build.root_body(model, task.root)
         at_root = model.jnt_bodyid == self.root
         self.substeps = max(1, round(task.control_dt / model.opt.timestep))
@@ -99,7 +99,7 @@ class Robot:
         driven = {int(model.actuator_trnid[i, 0]) for i in range(model.nu) if _drives_joint(model, i)}
         kept = (j for j in range(model.njnt) if model.jnt_type[j] in (_SLIDE, _HINGE))
         self.joints = [_joint(model, j, self.home) for j in kept if j in driven or not at_root[j]]
-        controls = np.zeros(model.nu) if key is None else model.key_ctrl[key]
+        controls = np.zeros(model.nu) if key is None or task.home else model.key_ctrl[key]
         self.actuators = [_actuator(model, i, self.home, controls) for i in range(model.nu)]
         self.feet = build.feet(model, self.home) if "feet" in needs else []
         at_home = geometry.in_pose(model, self.home)
@@ -244,6 +244,13 @@ class Robot:
     def _depth(self, body: int) -> int:
         return 0 if body == 0 else 1 + self._depth(int(self.model.body_parentid[body]))
 
+    def keyframe(self, name: str) -> int:
+        """Index of a named keyframe."""
+        names = [str(self.model.key(i).name) for i in range(self.model.nkey)]
+        if name not in names:
+            raise ConfigError(f"names: the model has no keyframe {name!r}; it has {', '.join(names) or 'none'}")
+        return names.index(name)
+
     def _named(self, kind: str, name: str) -> int:
         size = getattr(self.model, f"n{kind}")
         names = [getattr(self.model, kind)(i).name for i in range(size)]
@@ -278,7 +285,7 @@ def _joint(model: mujoco.MjModel, j: int, home: np.ndarray) -> Joint:
 
 
 def _actuator(model: mujoco.MjModel, i: int, home: np.ndarray, controls: np.ndarray) -> Actuator:
-    kind, joint = build.kind_of(model, i), int(model.actuator_trnid[i, 0]) if _drives_joint(model, i) else None
+    kind, joint = actuators.kind_of(model, i), int(model.actuator_trnid[i, 0]) if _drives_joint(model, i) else None
     low, high = model.actuator_ctrlrange[i] if model.actuator_ctrllimited[i] else (-np.inf, np.inf)
     half = (high - low) / 2
     center = float(controls[i])
@@ -300,5 +307,5 @@ def _actuator(model: mujoco.MjModel, i: int, home: np.ndarray, controls: np.ndar
         home=float(np.clip(center, low, high)),
         stiffness=gain if kind == "position" else 0.0,
         damping=-float(bias[2]),
-        force=build.force_limit(model, i),
+        force=actuators.force_limit(model, i),
     )

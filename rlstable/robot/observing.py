@@ -54,7 +54,7 @@ class Observer:
         for i, (name, function) in enumerate(self._functions.items()):
             config, at = self._configs[name], f"{self._key}.{name}"
             key_noise, key_lag = jax.random.split(jax.random.fold_in(key, i))
-            value = self._measured(function(self._robot, data, memory, action), config, key_noise)
+            value = self._measured(function(self._robot, data, memory, action), config, memory.trained, key_noise)
             steps = config.history + config.delay[1]
             if steps == 1:
                 values.append(value)
@@ -82,9 +82,12 @@ class Observer:
         if not sum(part.size for part in self.parts):
             raise ConfigError(f"{self._key}: has no number on this model; name more terms")
 
-    def _measured(self, value: jax.Array, config: ObservationConfig, key: jax.Array) -> jax.Array:
+    def _measured(
+        self, value: jax.Array, config: ObservationConfig, trained: jax.Array | int, key: jax.Array
+    ) -> jax.Array:
         """The value with noise, in units of the sensor, then scaled and clipped."""
         if config.noise:
-            value = value + jax.random.uniform(key, value.shape, minval=-config.noise, maxval=config.noise)
+            noise = terms.grown(config.noise, trained)
+            value = value + jax.random.uniform(key, value.shape, minval=-noise, maxval=noise)
         value = config.scale * value
         return value if config.clip is None else jnp.clip(value, -config.clip, config.clip)

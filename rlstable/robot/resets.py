@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from rlstable.config.schema import NonNegative, Share
 from rlstable.robot.model import Robot
@@ -15,12 +16,23 @@ FirstState = tuple[jax.Array, jax.Array]  # positions [nq], velocities [nv]
 
 def home(robot: Robot, key: jax.Array, *, position: NonNegative = 0.05, velocity: NonNegative = 0.05) -> FirstState:
     """Home, with uniform noise of up to these numbers in the joints' positions and in all velocities."""
-    key_position, key_velocity = jax.random.split(key)
-    noise = jax.random.uniform(key_position, (len(robot.joints),), minval=-position, maxval=position)
-    qpos = jnp.asarray(robot.home, jnp.float32)
-    joints = _within_limits(robot, qpos[robot.qpos_of_joints] + noise)
-    qvel = jax.random.uniform(key_velocity, (robot.model.nv,), minval=-velocity, maxval=velocity)
-    return qpos.at[robot.qpos_of_joints].set(joints), qvel
+    return _noisy(robot, key, robot.home, np.zeros(robot.model.nv), position, velocity)
+
+
+def keyframes(
+    robot: Robot,
+    key: jax.Array,
+    *,
+    names: tuple[str, ...],
+    position: NonNegative = 0.05,
+    velocity: NonNegative = 0.05,
+) -> FirstState:
+    """One of the named keyframes of the model, all equally likely, with noise as for `home`."""
+    indices = np.array([robot.keyframe(name) for name in names])
+    key_choice, key = jax.random.split(key)
+    chosen = jax.random.randint(key_choice, (), 0, len(indices))
+    qpos, qvel = (jnp.asarray(x[indices], jnp.float32)[chosen] for x in (robot.model.key_qpos, robot.model.key_qvel))
+    return _noisy(robot, key, qpos, qvel, position, velocity)
 
 
 def random(robot: Robot, key: jax.Array, *, share: Share = 1.0, velocity: NonNegative = 0.0) -> FirstState:
@@ -39,9 +51,20 @@ def random(robot: Robot, key: jax.Array, *, share: Share = 1.0, velocity: NonNeg
     return qpos, qvel
 
 
+def _noisy(
+    robot: Robot, key: jax.Array, qpos: ArrayLike, qvel: ArrayLike, position: float, velocity: float
+) -> FirstState:
+    key_position, key_velocity = jax.random.split(key)
+    noise = jax.random.uniform(key_position, (len(robot.joints),), minval=-position, maxval=position)
+    first = jnp.asarray(qpos, jnp.float32)
+    joints = _within_limits(robot, first[robot.qpos_of_joints] + noise)
+    moved = jax.random.uniform(key_velocity, (robot.model.nv,), minval=-velocity, maxval=velocity)
+    return first.at[robot.qpos_of_joints].set(joints), jnp.asarray(qvel, jnp.float32) + moved
+
+
 def _within_limits(robot: Robot, positions: jax.Array) -> jax.Array:
     low, high = robot.of_joints("low"), robot.of_joints("high")
     return jnp.clip(positions, np.minimum(low, robot.of_joints("home")), np.maximum(high, robot.of_joints("home")))
 
 
-TERMS = by_name(home, random)
+TERMS = by_name(home, keyframes, random)

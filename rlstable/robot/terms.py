@@ -13,10 +13,12 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
 from pydantic import create_model
 
 from rlstable.compilation import sources
 from rlstable.config import ConfigError
+from rlstable.config.curriculum import Curriculum
 from rlstable.config.robot import TermConfig
 from rlstable.config.schema import Section, first_line, validate
 from rlstable.robot.model import Robot
@@ -25,7 +27,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Terms = Mapping[str, Callable[..., Any]]
 
 _REASONS = {
-    "base": "needs a root body that moves, by a free joint or slide joints, and this model's base is fixed",
+    "base": "needs a root body that moves, by a free joint (env.task.free_base=true adds one) or slide joints, and "
+    "this model's base is fixed",
     "joints": "needs a hinge or slide joint, and this model has none",
     "feet": "needs feet, geoms that can collide and touch the floor at home, and this model has none",
 }
@@ -117,6 +120,25 @@ def check_needs(robot: Robot, key: str, functions: Mapping[str, Callable[..., An
                 raise ConfigError(f"{key}.{name}: needs the command {command}; add env.task.commands.{command}")
             if kind in has and not has[kind]:
                 raise ConfigError(f"{key}.{name}: {_REASONS[kind]}; remove the term: {key}.{name}=null")
+
+
+def grown(value: Any, trained: Any) -> Any:
+    """A value of the configuration after this number of steps trained; a curriculum's value then."""
+    if not isinstance(value, Curriculum):
+        return value
+    return value.at(jnp.clip(jnp.asarray(trained, jnp.float32) / value.steps, 0.0, 1.0))
+
+
+def has_curriculum(function: Callable[..., Any]) -> bool:
+    return any(isinstance(value, Curriculum) for value in getattr(function, "keywords", {}).values())
+
+
+def with_grown(function: Callable[..., Any], trained: Any) -> Callable[..., Any]:
+    """A term with the values of its curricula after this number of steps trained."""
+    if not has_curriculum(function):
+        return function
+    keywords: dict[str, Any] = function.keywords  # type: ignore[attr-defined]
+    return functools.partial(function, **{name: grown(value, trained) for name, value in keywords.items()})
 
 
 def called(key: str, function: Callable[..., Any], *args: Any) -> Any:

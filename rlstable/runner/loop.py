@@ -26,6 +26,7 @@ from rlstable.policy.evaluator import EvaluationMetrics
 from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import finish_iteration, record_iteration, roll_back_to_plan
 from rlstable.runner.evaluation import CONFIRMED_AT, Recordings, compare_with_best, confirm, evaluate
+from rlstable.runner.kept_model import taken
 from rlstable.runner.log import Callback, Row
 from rlstable.runner.programs import Programs, connect
 from rlstable.runner.seed import Seed
@@ -84,6 +85,7 @@ class TrainingLoop:
         )
         shown = config.logging.console if hosts.is_writer() else "off"
         self._console = Console(shown, config.total_steps)
+        self.config = config = taken(config, self.run_dir, self._console.message)
         self._stop_request = StopRequest(
             self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time
         )

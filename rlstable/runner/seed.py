@@ -29,6 +29,7 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import SPECS, TrainState
 from rlstable.runner.decision import ReturnCheck
 from rlstable.runner.host_state import HostState, Schedule, SeedKeys
+from rlstable.runner.kept_model import keep
 from rlstable.runner.log import Callback, LivePage, SeedLog
 from rlstable.runner.programs import Programs
 from rlstable.runner.resume import resume
@@ -176,6 +177,7 @@ def open_seed(
             seed.keep_last_good()
         if hosts.is_writer():
             write_config(run_dir, config.model_dump(mode="json"), programs.machine)
+            keep(config, run_dir, log.event)
         log.start()
     except BaseException:
         closing.close()

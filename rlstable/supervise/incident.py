@@ -27,6 +27,7 @@ from rlstable.io.arrays import copy_out
 from rlstable.io.files import one_line, read_json, subfolder, write_atomically
 from rlstable.io.files import read as read_file
 from rlstable.io.jsonl import to_json
+from rlstable.io.run_folder import with_kept_model
 from rlstable.ppo.state import Slot
 from rlstable.supervise.stop_reasons import command
 
@@ -170,7 +171,8 @@ def read(folder: Path) -> Incident:
         facts = read_json(folder / FACTS)
         # The checksums of the npz are checked. Without pickle, reading it runs no code.
         with np.load(io.BytesIO(read_file(folder / _ARRAYS)), allow_pickle=False) as arrays:
-            return Incident(folder, facts, dict(arrays), load(facts["config"]))
+            config = with_kept_model(load(facts["config"]), folder.parent.parent)
+            return Incident(folder, facts, dict(arrays), config)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{folder}: is no incident, it has no {Path(error.filename).name}; use a folder runs/.../incidents/<name>"

@@ -206,7 +206,7 @@ def test_process_that_draws_nothing_for_too_long_is_killed(
     hanging.write_text("#!/bin/sh\nexec sleep 600\n")
     hanging.chmod(0o700)
     monkeypatch.setattr(film.sys, "executable", str(hanging))
-    with pytest.raises(ConfigError, match=r"^format: no OpenGL for films \(hanging: no film after 0 s\)"):
+    with pytest.raises(ConfigError, match=r"^format: no OpenGL for films \(hanging: nothing drawn after 0 s\)"):
         film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
     assert [path.name for path in tmp_path.iterdir()] == ["hanging"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,16 +25,45 @@ def test_robot_trains_from_a_file_and_reports_each_term(tmp_path: Path) -> None:
     assert "Reward by term" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["+env.task.rewards.uprigth={weight: 1}"], "env.task.rewards.uprigth: there is no term"),
-        (["env.xml=/missing.xml"], "env.xml: there is no file /missing.xml"),
-        (["env.task.rewards.raised.weight=much"], "env.task.rewards.raised.weight: 'much' must be a number"),
-    ],
-)
-def test_mistake_is_one_line_and_exit_code_2(
-    words: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert typed(main, *WORDS, *words, f"hydra.run.dir={tmp_path / 'run'}") == 2
-    assert capfd.readouterr().err.splitlines()[-1].startswith(f"rlstable: {message}")
+MISTAKES = {
+    "unknown term": (["+env.task.rewards.uprigth={weight: 1}"], None, "env.task.rewards.uprigth: there is no term"),
+    "missing file": (["env.xml=/missing.xml"], None, "env.xml: there is no file /missing.xml"),
+    "wrong weight": (
+        ["env.task.rewards.raised.weight=much"], None, "env.task.rewards.raised.weight: 'much' must be a number",
+    ),
+    "term for a free base": (
+        ["env=robot_velocity", f"env.xml={MODELS / 'arm.xml'}"], None, "env.task.commands.velocity: needs a root body",
+    ),
+    "reversed range of a command": (
+        ["env=robot_velocity", "env.task.commands.velocity.turn=[1, -1]"], None,
+        "env.task.commands.velocity.turn: [1, -1] is reversed",
+    ),
+    "no actuator": ([], (r"<actuator>.*</actuator>", ""), "env.xml: {path} has no actuator"),
+    "no XML": ([], (r"</worldbody>.*", ""), "env.xml: {path} cannot be read: XML parse error"),
+    "missing mesh": (
+        [], ("<worldbody>", '<asset><mesh file="link.stl"/></asset><worldbody>'),
+        "env.xml: {path} cannot be compiled: Error: Error opening file 'link.stl'",
+    ),
+    "keyframe of the wrong size": (
+        [], ("</mujoco>", '<keyframe><key name="home" qpos="0 0 0"/></keyframe></mujoco>'),
+        "env.xml: {path} cannot be compiled: Error: keyframe 'home': invalid qpos size, expected 2, got 3",
+    ),
+    "reversed range of a joint": (
+        [], ('range="-1.8 1.8"', 'range="2 -2"'),
+        "env.xml: {path}: range of joint slider is reversed, [2, -2]; write the lower number first",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_one_line_and_exit_code_2(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words, change, message = MISTAKES[name]
+    path = tmp_path / "robot.xml"
+    text = (MODELS / "cart_pole.xml").read_text()
+    path.write_text(text if change is None else re.sub(*change, text, flags=re.DOTALL))
+    first = [] if any(word.startswith("env=") for word in words) else ["env=robot_swingup"]
+    own = [] if any(word.startswith("env.xml=") for word in words) else [f"env.xml={path}"]
+    assert typed(main, *first, *own, *WORDS[2:], *words, f"hydra.run.dir={tmp_path / 'run'}") == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rlstable: ")]
+    assert line.startswith(f"rlstable: {message.format(path=path)}")
+    assert not (tmp_path / "run").exists()

@@ -118,7 +118,7 @@ def test_model_without_an_actuator_is_one_line(tmp_path: Path) -> None:
 
 def test_missing_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "robot.xml"
-    assert mistake("robot", path) == f"env.xml: there is no file {path}; give the path of an MJCF file"
+    assert mistake("robot", path) == f"env.xml: there is no file {path}; give the path of an MJCF or URDF file"
 
 
 def test_file_that_is_no_xml_is_one_line(tmp_path: Path) -> None:

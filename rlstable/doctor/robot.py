@@ -1,0 +1,193 @@
+"""The first look at a robot: its model as tables, what the task takes from it, and what is wrong with it at home."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from rlstable.config import ConfigError
+from rlstable.config.robot import TaskConfig
+from rlstable.doctor import trial
+from rlstable.doctor.lints import Finding, inverse_masses, names, short
+from rlstable.robot import actions, build, geometry
+from rlstable.robot.model import Robot
+
+Cell = str | float | None
+_JOINTS = {int(kind): kind.name.removeprefix("mjJNT_").lower() for kind in mujoco.mjtJoint.__members__.values()}
+_SENSOR = "mjSENS_"
+_FLOATS = 0.03  # metres between the feet and the floor at home from which the robot falls
+_JUMP = 20.0  # rad/s or m/s by which the largest force of an actuator moves a joint in one time step
+
+
+@dataclasses.dataclass(frozen=True)
+class RobotFacts:
+    """The facts of a robot for a table and for JSON; None stands for a limit or a value that the model lacks."""
+
+    model: dict[str, str]
+    joints: list[dict[str, Cell]]
+    actuators: list[dict[str, Cell]]
+    task: dict[str, str]
+    picture: str | None = None
+
+
+def facts(robot: Robot, task: TaskConfig, file: str) -> RobotFacts:
+    scales = actions.scales(robot, task.actions)
+    rows = [_actuator(robot, i, float(scale)) for i, scale in enumerate(scales)]
+    joints = [_joint(robot, j) for j in range(robot.model.njnt)]
+    return RobotFacts(_model(robot, file), joints, rows, _task(robot, task))
+
+
+def findings(robot: Robot, task: TaskConfig) -> list[Finding]:
+    """Findings at home, in the actuators, and in a few simulated seconds."""
+    static = (*_home(robot), *_floor(robot), *_control_ranges(robot), *_light_joints(robot))
+    return [*static, *trial.findings(robot, task)]
+
+
+def picture(robot: Robot, folder: Path) -> Path:
+    """Writes a picture of the robot at home; a ConfigError without OpenGL or without the extra `render`."""
+    from rlstable.render.picture import write_picture
+
+    path = folder / "home.png"
+    write_picture(robot.model, robot.home, path)
+    return path
+
+
+# --- tables
+
+
+def _model(robot: Robot, file: str) -> dict[str, str]:
+    model = robot.model
+    moving = [body for body in range(model.nbody) if not geometry.is_static(model, body)]
+    own = [i for i in range(model.nsensor) if not model.sensor(i).name.startswith("rlstable_")]
+    kinds = [mujoco.mjtSensor(model.sensor_type[i]).name.removeprefix(_SENSOR).lower() for i in own]
+    sensors = [f"{name} ({kind})" for name, kind in zip(names(model, "sensor", own), kinds, strict=True)]
+    return {
+        "file": file,
+        "mass": f"{model.body_mass[moving].sum():.4g} kg in {len(moving)} moving bodies",
+        "time step": f"{model.opt.timestep:g} s, {mujoco.mjtIntegrator(model.opt.integrator).name[6:].lower()}",
+        "sensors": ", ".join(sensors) or "none",
+        "keyframes": ", ".join(names(model, "key", range(model.nkey))) or "none",
+        "sites": ", ".join(_sites(robot)) or "none",
+    }
+
+
+def _joint(robot: Robot, j: int) -> dict[str, Cell]:
+    model = robot.model
+    dof, limited = model.jnt_dofadr[j], bool(model.jnt_limited[j])
+    kind = _JOINTS[int(model.jnt_type[j])]
+    return {
+        "joint": names(model, "joint", [j])[0],
+        "type": kind,
+        "low": float(model.jnt_range[j, 0]) if limited else None,
+        "high": float(model.jnt_range[j, 1]) if limited else None,
+        "home": float(robot.home[model.jnt_qposadr[j]]) if kind in ("hinge", "slide") else None,
+        "damping": float(model.dof_damping[dof]),
+        "armature": float(model.dof_armature[dof]),
+    }
+
+
+def _actuator(robot: Robot, i: int, scale: float) -> dict[str, Cell]:
+    actuator = robot.actuators[i]
+    low, high = (x if np.isfinite(x) else None for x in (actuator.low, actuator.high))
+    return {
+        "actuator": actuator.name,
+        "joint": actuator.joint,
+        "kind": actuator.kind,
+        "stiffness": actuator.stiffness,
+        "damping": abs(actuator.damping),
+        "low": low,
+        "high": high,
+        "home": actuator.home,
+        "scale": scale,
+        "force": _torque(robot, i),
+    }
+
+
+def _torque(robot: Robot, i: int) -> float:
+    """Largest force of an actuator on its joint, in N m or N."""
+    return robot.actuators[i].force * abs(float(robot.model.actuator_gear[i, 0]))
+
+
+def _task(robot: Robot, task: TaskConfig) -> dict[str, str]:
+    model = robot.model
+    key = build.keyframe(model, task.keyframe)
+    planes = geometry.floors(model)
+    added = any(model.geom(plane).name == build.FLOOR for plane in planes)
+    home = f"keyframe {names(model, 'key', [key])[0]}" if key is not None else "the model's first position, qpos0"
+    moves = "a free joint" if robot.floating else "its joints" if robot.moves else "nothing: the base is fixed"
+    return {
+        "home": f"{home}, with env.task.home" if task.home else home,
+        "root body": f"{model.body(robot.root).name}, {robot.home_height:.3g} m above the floor, moved by {moves}",
+        "floor": f"height {robot.floor:.3g} m{', added' if added else ''}" if planes else "none",
+        "feet": ", ".join(build.geom_name(model, geom) for geom in build.feet(model, robot.home)) or "none",
+        "reaching site": names(model, "site", [robot.site(None)])[0] if _sites(robot) else "none",
+        "actions": f"{len(robot.actuators)}, each for {robot.control_dt:g} s ({robot.substeps} time steps)",
+    }
+
+
+def _sites(robot: Robot) -> list[str]:
+    model = robot.model
+    own = [i for i in range(model.nsite) if model.site(i).name != build.ROOT_SITE]
+    return list(names(model, "site", own))
+
+
+# --- findings
+
+
+def _home(robot: Robot) -> Iterator[Finding]:
+    outside = [joint for joint in robot.joints if not joint.low - 1e-6 <= joint.home <= joint.high + 1e-6]
+    if outside:
+        what = "home is outside of the joint's range, and the limit pushes it from the start"
+        advice = "a keyframe home within the ranges, or env.task.home={joint: position}"
+        yield Finding("warning", "home", tuple(joint.name for joint in outside), what, advice)
+
+
+def _floor(robot: Robot) -> Iterator[Finding]:
+    if not robot.floating:
+        return
+    if not geometry.floors(robot.model):
+        advice = "env.task.floor=auto, or a plane in the model"
+        yield Finding("warning", "floor", (), "there is no floor, and the robot falls for ever", advice)
+        return
+    data, geoms = geometry.in_pose(robot.model, robot.home), geometry.colliding(robot.model)
+    gap = min((geometry.lowest(robot.model, data, geom) for geom in geoms), default=robot.floor) - robot.floor
+    if gap > _FLOATS:
+        what = f"the robot is {gap:.3g} m above the floor at home, and falls"
+        yield Finding("warning", "home", (), what, f"a keyframe home that is {gap:.3g} m lower")
+
+
+def _control_ranges(robot: Robot) -> Iterator[Finding]:
+    limited = {joint.name for joint in robot.joints if np.isfinite(joint.low)}
+    free = [
+        one
+        for one in robot.actuators
+        if not np.isfinite(one.high) and not (one.kind == "position" and one.joint in limited)
+    ]
+    if free:
+        what = "no control range, so that the task takes controls of -1 to 1 for half of it"
+        advice = "ctrlrange of the actuator, as in the motor's data sheet"
+        yield Finding("warning", "control range", tuple(one.name for one in free), what, advice)
+
+
+def _light_joints(robot: Robot) -> Iterator[Finding]:
+    """Joints whose inertia is too small for the largest force of their actuator."""
+    model, inverse = robot.model, inverse_masses(robot.model)
+    jumps = {}
+    for i, actuator in enumerate(robot.actuators):
+        found = [joint for joint in robot.joints if joint.name == actuator.joint]
+        if found and (actuator.kind == "torque" or model.actuator_forcelimited[i]):
+            jumps[found[0].name] = _torque(robot, i) * inverse[found[0].dof] * model.opt.timestep
+    bad = {name: jump for name, jump in jumps.items() if jump > _JUMP}
+    if bad:
+        what = f"the largest force changes the speed by {short(max(bad.values()))} rad/s or m/s in one time step"
+        advice = "armature (a geared motor has 0.005 to 0.1), the true mass and inertia, or a smaller force range"
+        yield Finding("warning", "inertia", tuple(bad), what, advice)
+
+
+def no_picture(error: ConfigError) -> Finding:
+    what, _, advice = str(error).removeprefix("picture: ").partition("; ")
+    return Finding("note", "picture", (), what, advice)

@@ -1,0 +1,89 @@
+"""Actuators of a robot: their kind, their limits, and servos or motors that a task asks for."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+
+from rlstable.config import ConfigError
+from rlstable.config.robot import ActionConfig
+
+_MOVABLE = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
+
+
+def kind_of(model: mujoco.MjModel, actuator: int) -> str:
+    """Meaning of an actuator's control: a target `position` or `velocity`, or else a `torque`."""
+    gain, bias = model.actuator_gainprm[actuator, 0], model.actuator_biasprm[actuator]
+    if model.actuator_biastype[actuator] != mujoco.mjtBias.mjBIAS_AFFINE:
+        return "torque"
+    if gain and np.isclose(bias[1], -gain):
+        return "position"
+    return "velocity" if gain and np.isclose(bias[2], -gain) else "torque"
+
+
+def force_limit(model: mujoco.MjModel, actuator: int) -> float:
+    """Largest force of an actuator: its own limit, else that of its control range, else that of a control of 1."""
+    if model.actuator_forcelimited[actuator]:
+        return float(np.abs(model.actuator_forcerange[actuator]).max())
+    gain = abs(float(model.actuator_gainprm[actuator, 0])) or 1.0
+    limited = model.actuator_ctrllimited[actuator]
+    return gain * (float(np.abs(model.actuator_ctrlrange[actuator]).max()) if limited else 1.0)
+
+
+def add_motors(spec: mujoco.MjSpec) -> None:
+    """A motor for every hinge and slide of a model without actuators, with the joint's force limit, as in a URDF."""
+    for i, joint in enumerate(joint for joint in spec.joints if joint.type in _MOVABLE):
+        joint.name = joint.name or f"joint{i}"
+        limit = float(np.abs(joint.actfrcrange).max())
+        if limit == 0.0:
+            raise ConfigError(
+                f"env.task.actions.control: joint {joint.name} has no largest force; set <limit effort> in a URDF, "
+                "actuatorfrcrange in MJCF, or add actuators to the model"
+            )
+        motor = spec.add_actuator(name=joint.name, target=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        motor.set_to_motor()
+        motor.ctrlrange[:] = [-limit, limit]
+        motor.ctrllimited = 1
+
+
+def convert(spec: mujoco.MjSpec, model: mujoco.MjModel, actions: ActionConfig) -> None:
+    """Changes the kind of all actuators to the task's, with limits of joints and forces as before."""
+    if actions.control == "auto":
+        return
+    for i, actuator in enumerate(spec.actuators):
+        same = kind_of(model, i) == actions.control and actions.stiffness is None and actions.damping is None
+        if same:
+            continue
+        if model.actuator_trntype[i] != mujoco.mjtTrn.mjTRN_JOINT:
+            raise ConfigError(
+                f"env.task.actions.control: {actions.control} needs actuators of joints, and {actuator.name or i} has "
+                "another transmission; set auto"
+            )
+        _set_kind(actuator, model, i, actions)
+
+
+def _set_kind(actuator: mujoco.MjsActuator, model: mujoco.MjModel, i: int, actions: ActionConfig) -> None:
+    joint, limit, gear = int(model.actuator_trnid[i, 0]), force_limit(model, i), float(model.actuator_gear[i, 0])
+    actuator.gear[:] = [1.0, 0, 0, 0, 0, 0]
+    torque = limit * abs(gear)
+    if actions.control == "torque":
+        actuator.set_to_motor()
+        actuator.ctrlrange[:] = [-torque, torque]
+        actuator.ctrllimited = 1
+        return
+    needed = "stiffness" if actions.control == "position" else "damping"
+    gain = getattr(actions, needed)
+    if gain is None:
+        raise ConfigError(
+            f"env.task.actions.{needed}: is null; control={actions.control} turns actuators into servos, which need "
+            "this gain"
+        )
+    if actions.control == "position":
+        actuator.set_to_position(kp=gain, kv=actions.damping or 0.0)
+        actuator.ctrlrange[:] = model.jnt_range[joint]
+        actuator.ctrllimited = int(model.jnt_limited[joint])
+    else:
+        actuator.set_to_velocity(kv=gain)
+        actuator.ctrllimited = 0
+    actuator.forcerange[:] = [-torque, torque]
+    actuator.forcelimited = 1

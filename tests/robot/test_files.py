@@ -1,0 +1,223 @@
+"""Model files: URDF with its meshes, robots of a package, and the copy of a model with all its files."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from moments import MODELS, config
+
+from rlstable.config import ConfigError
+from rlstable.robot import build, files
+from rlstable.robot.environment import RobotEnv
+from rlstable.robot.model import Robot
+
+BIPED = MODELS / "biped_description"
+URDF = BIPED / "urdf" / "biped.urdf"
+SERVOS = ("env.task.actions.control=position", "env.task.actions.stiffness=80", "env.task.actions.damping=2")
+INCLUDING = """<mujoco><compiler meshdir="assets"/><include file="parts/meshes.xml"/><worldbody><body>
+<joint name="j" axis="0 1 0"/><geom type="mesh" mesh="wedge"/></body></worldbody>
+<actuator><motor joint="j" ctrlrange="-1 1" name="m"/></actuator></mujoco>"""
+
+
+def robot(path: Path | str, *words: str) -> Robot:
+    env = config("robot", "arm", *words, f"env.xml={path}").env
+    assert env.xml is not None and env.task is not None
+    return Robot(env.xml, env.task, needs=("feet",))
+
+
+def mistake(path: Path | str, *words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        robot(path, *words)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def copied(folder: Path) -> Path:
+    shutil.copytree(BIPED, folder / BIPED.name)
+    return folder / BIPED.name / "urdf" / "biped.urdf"
+
+
+def including(folder: Path) -> Path:
+    (folder / "parts").mkdir()
+    (folder / "assets").mkdir()
+    shutil.copy(BIPED / "meshes" / "wedge.obj", folder / "assets")
+    (folder / "parts" / "meshes.xml").write_text('<mujoco><asset><mesh file="wedge.obj"/></asset></mujoco>')
+    (folder / "robot.xml").write_text(INCLUDING)
+    return folder / "robot.xml"
+
+
+# --- URDF
+
+
+def test_urdf_gets_a_servo_for_every_joint_with_the_efforts_limit() -> None:
+    found = robot(URDF, *SERVOS)
+    assert [(one.name, one.joint, one.kind) for one in found.actuators] == [
+        ("left_hip", "left_hip", "position"), ("right_hip", "right_hip", "position"),
+    ]  # fmt: skip
+    assert [(one.stiffness, one.damping, one.force, one.low, one.high) for one in found.actuators] == [
+        (80.0, 2.0, 40.0, -1.0, 1.0)
+    ] * 2
+    assert not found.moves and not found.floating
+
+
+def test_urdf_with_a_free_base_walks_on_a_floor_below_its_feet() -> None:
+    found = robot(URDF, *SERVOS, "env.task.free_base=true")
+    assert found.floating and found.model.body(found.root).name == "base"
+    assert len(found.feet) == 2
+    assert found.home_height == pytest.approx(0.315)
+    assert found.floor == pytest.approx(-0.315)
+
+
+def test_urdf_gets_motors_of_the_efforts_limit() -> None:
+    (left, _) = robot(URDF, "env.task.actions.control=torque").actuators
+    assert (left.kind, left.low, left.high, left.half_range) == ("torque", -40.0, 40.0, 40.0)
+
+
+def test_urdf_without_control_is_one_line_that_names_the_key() -> None:
+    error = mistake(URDF)
+    assert error.startswith(f"env.xml: {URDF} has no actuator") and "env.task.actions.control=position" in error
+
+
+def test_joint_without_a_largest_force_is_one_line(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    path.write_text(path.read_text().replace(' effort="40"', ' effort="0"'))
+    assert mistake(path, *SERVOS).startswith("env.task.actions.control: joint left_hip has no largest force")
+
+
+def test_mesh_of_a_urdf_that_is_missing_is_one_line_with_its_name(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    (path.parents[1] / "meshes" / "wedge.obj").unlink()
+    assert mistake(path, *SERVOS).startswith(
+        f"env.xml: {path} needs the mesh package://biped_description/meshes/wedge.obj, which is missing; put it beside"
+    )
+
+
+@pytest.mark.parametrize("name", ["wedge.obj", "../meshes/wedge.obj", "file://wedge.obj", "package://other/wedge.obj"])
+def test_mesh_of_a_urdf_is_found_beside_the_file(name: str, tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    if "../" not in name:
+        shutil.move(path.parents[1] / "meshes" / "wedge.obj", path.parent)
+    path.write_text(path.read_text().replace("package://biped_description/meshes/wedge.obj", name))
+    assert robot(path, *SERVOS).model.nmesh == 1
+
+
+def test_options_of_mujoco_in_a_urdf_are_kept(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    options = '<mujoco><compiler meshdir="../meshes"/><option timestep="0.004"/></mujoco></robot>'
+    text = path.read_text().replace("package://biped_description/meshes/wedge.obj", "wedge.obj")
+    path.write_text(text.replace("</robot>", options))
+    assert robot(path, *SERVOS).model.opt.timestep == 0.004
+
+
+def test_free_base_of_a_model_that_has_one_is_refused() -> None:
+    error = mistake(MODELS / "quadruped.xml", "env.task.free_base=true")
+    assert error == "env.task.free_base: the model has a free joint already; set env.task.free_base=false"
+    error = mistake(MODELS / "cart_pole.xml", "env.task.free_base=true")
+    assert error.startswith("env.task.free_base: the model moves its first body")
+
+
+# --- home
+
+
+def test_positions_of_home_replace_those_of_the_keyframe() -> None:
+    words = ("env.task.home={front_left_knee: -1.2}",)
+    found = robot(MODELS / "quadruped.xml", *words)
+    homes = {joint.name: joint.home for joint in found.joints}
+    assert (homes["front_left_knee"], homes["front_right_knee"]) == (-1.2, -1.6)
+    assert {one.name: one.home for one in found.actuators}["front_left_knee"] == pytest.approx(-1.2)
+
+
+def test_robot_stands_on_its_own_floor_at_a_home_that_is_set(tmp_path: Path) -> None:
+    text = (MODELS / "quadruped.xml").read_text()
+    path = tmp_path / "robot.xml"
+    path.write_text(text.replace("<worldbody>", '<worldbody><geom type="plane" size="0 0 1"/>'))
+    knees = ", ".join(f"{side}_knee: -2.4" for side in ("front_left", "front_right", "rear_left", "rear_right"))
+    found = robot(path, f"env.task.home={{{knees}}}")
+    data = build.geometry.in_pose(found.model, found.home)
+    assert min(build.geometry.lowest(found.model, data, geom) for geom in found.feet) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_unknown_joint_of_home_names_those_of_the_model() -> None:
+    error = mistake(MODELS / "arm.xml", "env.task.home={knee: 1}")
+    assert error.startswith("env.task.home: the model has no joint 'knee'; it has ")
+
+
+# --- robots of a package
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package in the place of `robot_descriptions`."""
+    folder = tmp_path / "robot_descriptions"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "arm_mj_description.py").write_text(f"MJCF_PATH = {str(MODELS / 'arm.xml')!r}\n")
+    (folder / "biped_description.py").write_text(f"URDF_PATH = {str(URDF)!r}\n")
+    (folder / "offline_description.py").write_text("raise RuntimeError('git failed:\\n no network')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.startswith("robot_descriptions")]:
+        monkeypatch.delitem(sys.modules, name)
+    return folder
+
+
+def test_robot_of_the_package_is_found_by_its_name(package: Path) -> None:
+    assert [joint.name for joint in robot("robot_descriptions:arm_mj_description").joints] == ["shoulder", "elbow"]
+    assert len(robot("robot_descriptions:biped_description", *SERVOS).joints) == 2
+
+
+def test_robot_that_is_neither_there_nor_downloaded_is_one_line(package: Path) -> None:
+    error = mistake("robot_descriptions:offline_description")
+    assert error.startswith("env.xml: robot_descriptions:offline_description is not in ROBOT_DESCRIPTIONS_CACHE")
+    assert "git failed: no network" in error
+    assert mistake("robot_descriptions:none").startswith("env.xml: robot_descriptions has no robot 'none'")
+
+
+def test_missing_package_is_one_line_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
+    assert "[robots]" in mistake("robot_descriptions:arm_mj_description")
+
+
+# --- the copy
+
+
+@pytest.mark.parametrize("kind", ["included", "urdf", "plain"])
+def test_copy_gives_the_same_model_after_the_files_are_gone(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    path = {"included": including, "urdf": copied}.get(kind, lambda folder: shutil.copy(MODELS / "arm.xml", folder))(
+        source
+    )
+    words = SERVOS if kind == "urdf" else ()
+    before, bundle = robot(path, *words).model, files.bundle(str(path))
+    assert files.bundle(str(path)) == bundle
+    copy = tmp_path / "model.zip"
+    copy.write_bytes(bundle)
+    shutil.rmtree(source)
+    after = robot(copy, *words).model
+    for name in ("body_mass", "body_inertia", "geom_size", "geom_pos", "mesh_vert", "qpos0", "actuator_gainprm"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+    assert files.bundle(str(copy)) == bundle
+
+
+def test_changed_mesh_changes_the_copy(tmp_path: Path) -> None:
+    path = including(tmp_path)
+    before = files.bundle(str(path))
+    mesh = tmp_path / "assets" / "wedge.obj"
+    mesh.write_text(mesh.read_text().replace("v 1 0 0", "v 2 0 0"))
+    assert files.bundle(str(path)) != before
+
+
+def test_archive_that_no_run_has_saved_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "model.zip"
+    path.write_bytes(b"nothing")
+    assert mistake(path).startswith(f"env.xml: {path} is not a model that a run has saved")
+
+
+def test_ready_task_trains_a_urdf() -> None:
+    env = config("robot_velocity", "arm", *SERVOS, "env.task.free_base=true", f"env.xml={URDF}").env
+    assert env.xml is not None and env.task is not None
+    assert RobotEnv(env.xml, env.task, False).action_size == 2

@@ -1,0 +1,102 @@
+"""The copy of a robot's model in the run folder: the run continues without the user's file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from commands import SIZES, typed
+from saved import events
+
+from rlstable.config import ConfigError
+from rlstable.io.run_folder import KEPT_MODEL
+from rlstable.policy.playback import evaluate_run
+from rlstable.policy.saved_run import open_run
+from rlstable.robot.files import bundle
+from rlstable.train import main
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+ARM = Path(__file__).parents[1] / "robot" / "models" / "arm.xml"
+
+
+def train(*words: str) -> int:
+    return typed(main, *words, "eval.num_evals=0", "devices=1")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    shutil.copy(ARM, folder)
+    return folder / ARM.name
+
+
+@pytest.fixture(scope="module")
+def run_dir(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two iterations."""
+    folder = tmp_path_factory.mktemp("run")
+    words = ["env=robot_reach", f"env.xml={source}", "ppo=default", *SIZES, "total_steps=128"]
+    assert train(*words, f"hydra.run.dir={folder}") == 0
+    return folder
+
+
+def copied(run_dir: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(run_dir, folder / "run"))
+
+
+def params(folder: Path) -> list[np.ndarray]:
+    return [np.asarray(x) for x in jax.tree.leaves(open_run(folder, "latest").policy.params)]
+
+
+def test_run_folder_holds_the_model_and_its_hash(run_dir: Path, source: Path) -> None:
+    assert (run_dir / KEPT_MODEL).read_bytes() == bundle(str(source))
+    (event,) = events(run_dir, "model_kept")
+    assert event["file"] == str(source) and len(event["sha256"]) == 64
+    assert "kept_xml" not in (run_dir / "config.yaml").read_text()
+
+
+def test_run_with_a_changed_file_resumes_as_if_it_had_not_changed(
+    run_dir: Path, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = copied(run_dir, tmp_path / "first")
+    second = copied(run_dir, tmp_path / "second")
+    assert train(f"resume={first}", "total_steps=256") == 0
+    assert "has changed" not in capfd.readouterr().out
+    before = source.read_text()
+    source.write_text(before.replace("0.25", "0.3"))
+    try:
+        assert train(f"resume={second}", "total_steps=256") == 0
+    finally:
+        source.write_text(before)
+    assert f"env.xml: {source} has changed since this run started, and the run continues with" in capfd.readouterr().out
+    assert not events(second, "environments_redrawn")
+    for one, other in zip(params(first), params(second), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_policy_plays_in_a_moved_folder_after_the_file_is_gone(
+    run_dir: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(run_dir, tmp_path)
+    before = source.read_text()
+    source.unlink()
+    try:
+        run = open_run(folder)
+        assert run.config.env.kept_xml == str(folder / KEPT_MODEL)
+        assert len(evaluate_run(run, 2).valid) == 2
+        (folder / KEPT_MODEL).unlink()
+        with pytest.raises(ConfigError, match=rf"^env.xml: there is no file {source}"):
+            evaluate_run(open_run(folder), 2)
+    finally:
+        source.write_text(before)
+
+
+def test_other_file_in_a_resume_is_trained_and_kept(run_dir: Path, tmp_path: Path) -> None:
+    folder = copied(run_dir, tmp_path)
+    other = tmp_path / "longer.xml"
+    other.write_text(ARM.read_text().replace("0.25", "0.3"))
+    assert train(f"resume={folder}", f"env.xml={other}", "total_steps=192") == 0
+    assert events(folder, "environments_redrawn")
+    assert (folder / KEPT_MODEL).read_bytes() == bundle(str(other))
