@@ -33,6 +33,7 @@ from rlstable.envs.interface import check, require_unwrapped
 from rlstable.envs.load import Loaded, load
 from rlstable.envs.randomized import MODEL
 from rlstable.envs.resets import Resets
+from rlstable.envs.symmetry import mirror_of
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
@@ -110,7 +111,8 @@ class TrainingSetup:
         has_fault = config.fault.site is not None
         if has_fault:
             self.env = faults.faulty_env(self.env, config.fault)
-        self.ppo: PPO = make_ppo(config, self.env, single.action_size, more)
+        mirror = mirror_of(config, single)
+        self.ppo: PPO = make_ppo(config, self.env, single.action_size, more, mirror)
         if has_fault:
             self.ppo = faults.arm(self.ppo)
         # A guard given as an object has no key for the trace cache.
