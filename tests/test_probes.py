@@ -43,7 +43,7 @@ def test_best_action_for_each_observation_is_learned() -> None:
     # Short steps: with long ones a third of all seeds ends far from the best action.
     ppo, state = train(ObservationActionReward(), 300, learning_rate=1e-3, clipping_epsilon=0.1)
     observations, key = jnp.array([[-1.0], [1.0]]), jax.random.PRNGKey(0)
-    actions, _ = choose_action(ppo.networks, "default", state.params, state.normalizer, observations, key, True)
+    actions, *_ = choose_action(ppo.networks, "default", state.params, state.normalizer, observations, key, True)
     np.testing.assert_allclose(actions[:, 0], [-0.5, 0.5], atol=0.15)
 
 

@@ -105,7 +105,7 @@ def with_environments(
         env_state=env_state,
         reset_pool=reset_pool,
         tuning=init_tuning(ppo.config),
-        incident=ppo.env.empty_slot(env_state, ppo.networks.action_size, devices) if captures else None,
+        incident=ppo.env.empty_slot(env_state, ppo.networks.output_size, devices) if captures else None,
     )
 
 

@@ -32,6 +32,7 @@ from rlstable.envs.history import with_history
 from rlstable.envs.interface import check, require_unwrapped
 from rlstable.envs.load import Loaded, load
 from rlstable.envs.randomized import MODEL
+from rlstable.envs.recurrent import with_memory
 from rlstable.envs.resets import Resets
 from rlstable.envs.symmetry import mirror_of
 from rlstable.envs.vector import VectorEnv, pool_of
@@ -100,7 +101,7 @@ class TrainingSetup:
                 "computes in float32; set precision.matmul=highest, or use impl=jax"
             )
         self.env = VectorEnv(
-            Float64Physics(single) if self.precision.x64 else single,
+            with_memory(Float64Physics(single) if self.precision.x64 else single, config.network),
             config.env.episode_length,
             config.env.action_repeat,
             {**env_guards(config.guards), **more.get("env", {})},
