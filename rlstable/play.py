@@ -55,10 +55,16 @@ def load_policy(path: Path) -> tuple[Policy, dict[str, Any]]:
     if "model_hash" not in texts:
         raise Refused(f"{path} has no contract of a robot; play is for policies that were trained with env=robot")
 
-    def act(observation: np.ndarray) -> np.ndarray:
-        return np.asarray(session.run(["action"], {"observation": observation[None].astype(np.float32)})[0][0])
+    contract = {key: _parsed(text) for key, text in texts.items()}
+    # A recurrent policy has a second input and a second output, which starts each episode with zeros.
+    memory = {"memory": np.zeros((1, contract["memory"]["size"]), np.float32)} if "memory" in contract else {}
 
-    return act, {key: _parsed(text) for key, text in texts.items()}
+    def act(observation: np.ndarray) -> np.ndarray:
+        action, *rest = session.run(None, {"observation": observation[None].astype(np.float32), **memory})
+        memory.update(zip(memory, rest, strict=True))
+        return np.asarray(action[0])
+
+    return act, contract
 
 
 def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False) -> mujoco.MjModel:

@@ -88,3 +88,24 @@ class PreviousObservation(Probe):
 
 def _sign(key: jax.Array) -> jax.Array:
     return jnp.where(jax.random.uniform(key) < 0.5, -1.0, 1.0)
+
+
+class Recall(Probe):
+    """The first observation is -1 or 1, then there is none: the reward after the second action is 1 - (a - o)^2.
+
+    The first action pays nothing. With memory the best return is 1. Without it the best last action is 0, which
+    pays 0.
+    """
+
+    def first(self, key: jax.Array) -> jax.Array:
+        return jnp.where(jax.random.uniform(key) < 0.5, -1.0, 1.0)
+
+    def pay(self, position: jax.Array, action: jax.Array, key: jax.Array) -> jax.Array:
+        return jnp.where(jnp.abs(position) > 1.5, 1.0 - jnp.square(action - position / 2), 0.0)
+
+    def following(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return 2 * position, (jnp.abs(position) > 1.5).astype(jnp.float32)
+
+    def _state(self, position: jax.Array, reward: jax.Array, done: jax.Array, info: dict[str, Any]) -> State:
+        state = super()._state(position, reward, done, info)
+        return state.replace(obs=jnp.where(jnp.abs(position) > 1.5, 0.0, position)[None])

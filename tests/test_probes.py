@@ -10,9 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import ObservationActionReward, Probe, TwoSteps
+from probes import ObservationActionReward, Probe, Recall, TwoSteps
 from toys import assemble, compiled, placed, tiny_config
 
+from rlstable.envs.episodes import run_episodes
+from rlstable.envs.recurrent import with_memory
+from rlstable.policy.evaluator import make_policy
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import TrainState
@@ -21,7 +24,9 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 DISCOUNT = 0.7
 
 
-def train(probe: Probe, iterations: int, guarded: bool = False, **ppo: float) -> tuple[PPO, TrainState]:
+def train(
+    probe: Probe, iterations: int, guarded: bool = False, recurrent: str | None = None, **ppo: float
+) -> tuple[PPO, TrainState]:
     settings = tiny_config(
         guards={} if guarded else None,
         ppo={
@@ -29,10 +34,13 @@ def train(probe: Probe, iterations: int, guarded: bool = False, **ppo: float) ->
             "learning_rate": 5e-3, "entropy_cost": 1e-4, "discounting": DISCOUNT, "normalize_observations": False,
             **ppo,
         },
-        network={"policy_hidden_layer_sizes": (16,), "value_hidden_layer_sizes": (16,)},
+        network={
+            "policy_hidden_layer_sizes": (16,), "value_hidden_layer_sizes": (16,), "recurrent": recurrent,
+            "recurrent_size": 8,
+        },
         env={"name": "probes:Probe", "episode_length": 10},
     )  # fmt: skip
-    made, state = assemble(settings, probe)
+    made, state = assemble(settings, with_memory(probe, settings.network))
     iterate, state = compiled(made), placed(state)
     for _ in range(iterations):
         state, _ = iterate(state)
@@ -43,7 +51,7 @@ def test_best_action_for_each_observation_is_learned() -> None:
     # Short steps: with long ones a third of all seeds ends far from the best action.
     ppo, state = train(ObservationActionReward(), 300, learning_rate=1e-3, clipping_epsilon=0.1)
     observations, key = jnp.array([[-1.0], [1.0]]), jax.random.PRNGKey(0)
-    actions, _ = choose_action(ppo.networks, "default", state.params, state.normalizer, observations, key, True)
+    actions, *_ = choose_action(ppo.networks, "default", state.params, state.normalizer, observations, key, True)
     np.testing.assert_allclose(actions[:, 0], [-0.5, 0.5], atol=0.15)
 
 
@@ -51,3 +59,14 @@ def test_values_of_two_steps_with_bad_rewards_are_discounted() -> None:
     ppo, state = train(TwoSteps(), 200, guarded=True)
     values = ppo.networks.value(state.params, state.normalizer, jnp.array([[0.0], [1.0]]))
     np.testing.assert_allclose(values, [DISCOUNT, 1.0], atol=0.05)
+
+
+@pytest.mark.parametrize(("recurrent", "low", "high"), [(None, -1.0, 0.05), ("gru", 0.9, 1.0)])
+def test_only_a_recurrent_policy_solves_a_task_that_hides_what_it_showed_before(
+    recurrent: str | None, low: float, high: float
+) -> None:
+    """The best return is 1 with memory and 0 without memory."""
+    ppo, state = train(Recall(), 120, guarded=True, recurrent=recurrent, unroll_length=8)
+    policy = make_policy(ppo.config, ppo.networks, state.params, state.normalizer)
+    episodes = run_episodes(ppo.env, policy, jax.random.split(jax.random.PRNGKey(0), 64), jax.random.PRNGKey(1))  # type: ignore[arg-type]
+    assert low <= float(episodes.metrics["reward"].mean()) <= high + 1e-6

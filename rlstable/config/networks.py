@@ -49,6 +49,8 @@ class NetworkConfig(Section, at="network"):
     mean_kernel_init_kwargs: dict[str, Any] | None
     use_distributional_critic: Flag
     num_quantiles: Count
+    recurrent: Literal["gru"] | None
+    recurrent_size: Count
 
     @model_validator(mode="after")
     def _check(self) -> NetworkConfig:

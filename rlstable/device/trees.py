@@ -11,6 +11,7 @@ PyTree = Any
 Params = dict[str, Any]  # of the networks, by network: `{"policy", "value"}`
 EnvState = Any  # of brax.envs.State or Playground's mjx_env.State; batched in vectorised environments
 Observation = Any  # a vector, or a dictionary of vectors
+MEMORY = "policy_memory"  # key of the observation that holds the state of a recurrent policy
 
 # An entry of an environment's `info`, int32: training sets it to the environment steps trained before the iteration.
 TRAINED_STEPS = "trained_steps"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib.resources
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
-from rlstable.export.function import ACTION, OBSERVATION, PolicyFunction
+from rlstable.export.function import PolicyFunction
 from rlstable.export.graph import UnsupportedOperation, to_onnx
 from rlstable.io.files import write_atomically
 from rlstable.robot.contract import binary
@@ -50,14 +51,18 @@ def write_onnx(function: PolicyFunction, path: Path) -> Written:
     import onnxruntime
 
     try:
-        model = to_onnx(function.apply, function.observation_size, (OBSERVATION, ACTION))
+        model = to_onnx(function.apply, function.inputs, function.outputs)
     except UnsupportedOperation as error:
         raise ConfigError(f"format: {error}; choose format=stablehlo") from error
     onnx.helper.set_model_props(model, function.texts)
     onnx.checker.check_model(model)
     content = model.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    difference = _largest_difference(function, lambda x: session.run([ACTION], {OBSERVATION: x})[0], "ONNX")
+
+    def run(samples: np.ndarray) -> np.ndarray:
+        return np.concatenate(session.run(list(function.outputs), _parts(samples, function.inputs)), axis=-1)
+
+    difference = _largest_difference(function, run, "ONNX")
     write_atomically(path, content)
     return Written(path, difference)
 
@@ -67,12 +72,26 @@ def write_stablehlo(function: PolicyFunction, path: Path) -> Written:
 
     Raises `ConfigError`, and writes no file, if it does not agree with the policy.
     """
-    batch = jax.export.symbolic_shape(f"b, {function.observation_size}")
-    shape = jax.ShapeDtypeStruct(batch, np.float32)
-    exported = jax.export.export(jax.jit(function.apply), platforms=["cpu", "cuda", "tpu"])(shape)
+    scope = jax.export.SymbolicScope()
+    shapes = [
+        jax.ShapeDtypeStruct(jax.export.symbolic_shape(f"b, {size}", scope=scope), np.float32)
+        for size in function.inputs.values()
+    ]
+
+    def apply(*inputs: jax.Array) -> Any:
+        if len(inputs) == 1:
+            return function.apply(*inputs)
+        return tuple(_parts(function.apply(jnp.concatenate(inputs, axis=-1)), function.outputs).values())
+
+    exported = jax.export.export(jax.jit(apply), platforms=["cpu", "cuda", "tpu"])(*shapes)
     content = bytes(exported.serialize())
     loaded = jax.export.deserialize(bytearray(content))
-    difference = _largest_difference(function, loaded.call, "StableHLO")
+
+    def run(samples: np.ndarray) -> np.ndarray:
+        results = loaded.call(*_parts(samples, function.inputs).values())
+        return np.concatenate(results, axis=-1) if isinstance(results, tuple | list) else np.asarray(results)
+
+    difference = _largest_difference(function, run, "StableHLO")
     write_atomically(path, content)
     write_atomically(path.with_suffix(".json"), json.dumps(function.metadata, indent=2) + "\n")
     return Written(path, difference)
@@ -84,6 +103,12 @@ def write_player(robot: RobotEnv, folder: Path) -> list[Path]:
     write_atomically(model, binary(robot.mj_model))
     write_atomically(program, importlib.resources.files("rlstable").joinpath("play.py").read_bytes())
     return [model, program]
+
+
+def _parts(whole: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The named parts of an array, along its last axis."""
+    ends = np.cumsum(list(sizes.values()))
+    return {name: whole[..., end - size : end] for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
 
 def _largest_difference(function: PolicyFunction, call: Callable[[np.ndarray], np.ndarray], name: str) -> float:

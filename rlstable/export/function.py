@@ -16,16 +16,21 @@ from rlstable.io.private_folder import require_trust
 from rlstable.io.versions import versions
 from rlstable.policy.policy import choose_action
 from rlstable.policy.saved_run import SavedRun
+from rlstable.ppo.networks import joined
 from rlstable.robot.contract import contract
 from rlstable.robot.environment import RobotEnv
 
 OBSERVATION, ACTION = "observation", "action"
+MEMORY, NEW_MEMORY = "memory", "new_memory"  # the state of a recurrent policy, before and after a step
 _FORMAT = 1  # of the metadata
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyFunction:
-    """The deterministic action of a policy: normaliser, network and squashing in one function."""
+    """The deterministic action of a policy: normaliser, network and squashing in one function.
+
+    For a recurrent policy the last elements of the argument are its state, and those of the result its new state.
+    """
 
     apply: Callable[[jax.Array], jax.Array]  # from float32 [B, observation_size] to [B, A]; JAX can trace it
     observation_size: int  # number of observation elements that the policy reads
@@ -36,6 +41,21 @@ class PolicyFunction:
     def actions(self, observations: np.ndarray) -> np.ndarray:
         """Actions `[B, action_size]` for observations `[B, observation_size]`."""
         return np.asarray(jax.jit(self.apply)(observations))
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """Sizes of the parts of the argument, by the name of an input."""
+        return {OBSERVATION: self.observation_size} | ({MEMORY: self._memory} if self._memory else {})
+
+    @property
+    def outputs(self) -> dict[str, int]:
+        """Sizes of the parts of the result, by the name of an output."""
+        actions = self.metadata["action"]["size"]  # type: ignore[index]
+        return {ACTION: actions} | ({NEW_MEMORY: self._memory} if self._memory else {})
+
+    @property
+    def _memory(self) -> int:
+        return int(self.metadata["memory"]["size"]) if "memory" in self.metadata else 0  # type: ignore[index]
 
     @property
     def texts(self) -> dict[str, str]:
@@ -59,13 +79,23 @@ def policy_function(run: SavedRun) -> PolicyFunction:
     # The parameters become constants of the program. Host arrays are not tied to a device.
     params, statistics = jax.tree.map(np.asarray, (policy.params, policy.statistics))
 
+    size = networks.output_size - networks.action_size
+
     def apply(observation: jax.Array) -> jax.Array:
+        memory = None
+        if size:
+            observation, memory = jnp.split(observation, [mean.size], axis=-1)
         obs = {key: observation} if named else observation
-        return choose_action(networks, "highest", params, statistics, obs, jnp.zeros(2, jnp.uint32), True)[0]
+        unused = jnp.zeros(2, jnp.uint32)
+        chosen = choose_action(networks, "highest", params, statistics, obs, unused, True, memory)
+        return joined(chosen.action, chosen.memory)
 
     spread = std if networks.normalize else np.ones_like(std)
     noise = np.random.default_rng(0).normal(size=(1000, *mean.shape)) * np.geomspace(0.1, 10.0, 1000)[:, None]
     samples = (mean + spread * noise).astype(np.float32)
+    if size:
+        samples = np.concatenate([samples, np.tanh(np.random.default_rng(1).normal(size=(1000, size)))], axis=1)
+        samples = samples.astype(np.float32)
     squashed = networks.config.distribution_type == "tanh_normal"
     robot = _robot(run)
     metadata = {
@@ -82,6 +112,8 @@ def policy_function(run: SavedRun) -> PolicyFunction:
         "config": _without_paths(run.config.model_dump(mode="json")),
         "versions": versions(),
     }
+    if size:
+        metadata["memory"] = {"input": MEMORY, "output": NEW_MEMORY, "size": size, "at_reset": 0.0}
     metadata |= {} if robot is None else contract(robot)
     return PolicyFunction(apply, int(mean.size), samples, metadata, robot)
 

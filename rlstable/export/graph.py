@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,24 +45,29 @@ class _Value:
     dtype: Any
 
 
-def to_onnx(function: Callable[[Any], Any], size: int, names: tuple[str, str]) -> Any:
-    """An `onnx.ModelProto` of a function of float32 vectors of `size` elements, with a free batch dimension in front.
+def to_onnx(function: Callable[[Any], Any], inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Any:
+    """An `onnx.ModelProto` of a function of float32 vectors, with a free batch dimension in front.
 
-    `names` are those of the input and the output. Raises `UnsupportedOperation`.
+    `inputs` and `outputs` are sizes by name; several of them are parts of the function's argument or result. Raises
+    `UnsupportedOperation`.
     """
     import onnx
 
+    size = sum(inputs.values())
     closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((size,), np.float32))
     argument = _Value("", {}, (), 0, (size,), np.float32)
     (result,) = _run(closed.jaxpr, closed.consts, [argument])
-    builder = _Builder(argument, names[0])
-    builder.add_output(result, names[1])
+    builder = _Builder(argument, list(inputs))
+    builder.add_outputs(result, outputs)
     kind = onnx.TensorProto.FLOAT
     graph = onnx.helper.make_graph(
         builder.nodes,
         "policy",
-        [onnx.helper.make_tensor_value_info(names[0], kind, ["batch", size])],
-        [onnx.helper.make_tensor_value_info(names[1], kind, ["batch", *result.shape])],
+        [onnx.helper.make_tensor_value_info(name, kind, ["batch", size]) for name, size in inputs.items()],
+        [
+            onnx.helper.make_tensor_value_info(name, kind, ["batch", *([size] if len(outputs) > 1 else result.shape)])
+            for name, size in outputs.items()
+        ],
         builder.constants,
     )
     opset = onnx.helper.make_opsetid("", _OPSET)
@@ -96,12 +101,12 @@ def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list
 
 
 class _Builder:
-    """Adds values to a graph on demand, so unused values stay out; `argument` is the observation, called `name`."""
+    """Adds values to a graph on demand, so unused values stay out; `argument` consists of the inputs `names`."""
 
-    def __init__(self, argument: _Value, name: str):
+    def __init__(self, argument: _Value, names: list[str]):
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
-        self._names: dict[Any, str] = {argument: name}
+        self._names: dict[Any, str] = {argument: names[0] if len(names) == 1 else self._node("Concat", *names, axis=-1)}
 
     def name_of(self, value: Any) -> str:
         """The tensor name of a value or an array; adds nodes to the graph if needed."""
@@ -111,13 +116,18 @@ class _Builder:
             self._names[value] = self._translated(value)
         return self._names[value]
 
-    def add_output(self, value: Any, name: str) -> None:
+    def add_outputs(self, value: Any, sizes: Mapping[str, int]) -> None:
+        """Names the value, or its parts of these sizes."""
         import onnx
 
-        tensor = self.name_of(value)
+        tensor, start = self.name_of(value), 0
         if isinstance(value, _Value) and value.shape == ():
             tensor = self._node("Squeeze", tensor, np.array([-1], np.int64))
-        self.nodes.append(onnx.helper.make_node("Identity", [tensor], [name]))
+        for name, size in sizes.items():
+            bounds = [np.array([at], np.int64) for at in (start, start + size, -1)]
+            part = tensor if len(sizes) == 1 else self._node("Slice", tensor, *bounds)
+            self.nodes.append(onnx.helper.make_node("Identity", [part], [name]))
+            start += size
 
     def _translated(self, value: _Value) -> str:
         primitive, params, inputs = value.primitive, value.params, value.inputs
@@ -151,6 +161,8 @@ class _Builder:
                 return self._node("Expand", first, np.array([1, *value.shape], np.int64))
             case "dot_general":
                 return self._product(inputs[0], inputs[1], params["dimension_numbers"])
+            case "concatenate" if params["dimension"] == 0 and all(isinstance(x, _Value) for x in inputs):
+                return self._node("Concat", *inputs, axis=-1)
             case "split" if params["axis"] == 0:
                 start = sum(params["sizes"][: value.output])
                 bounds = [np.array([at], np.int64) for at in (start, start + params["sizes"][value.output], -1)]

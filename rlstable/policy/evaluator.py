@@ -30,10 +30,11 @@ from rlstable.envs.episodes import Episodes, run_episodes
 from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
+from rlstable.envs.recurrent import with_memory
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import env_guards
 from rlstable.policy.policy import choose_action
-from rlstable.ppo.networks import Networks
+from rlstable.ppo.networks import Networks, joined
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
 from rlstable.supervise import memory
@@ -238,7 +239,7 @@ def evaluation_env(config: Config, single: Env | None = None) -> VectorEnv:
         if config.env.source == "import" and config.eval.env_kwargs:  # without kwargs it was checked for training
             check(single, f"{config.env.name} with eval.env_kwargs", config.network)
     env = VectorEnv(
-        Float64Physics(single) if level(config.precision).x64 else single,
+        with_memory(Float64Physics(single) if level(config.precision).x64 else single, config.network),
         config.env.episode_length,
         config.env.action_repeat,
         env_guards(config.guards) or env_guards(validate(GuardsConfig, {})),
@@ -249,11 +250,15 @@ def evaluation_env(config: Config, single: Env | None = None) -> VectorEnv:
 def make_policy(
     config: Config, networks: Networks, params: Params, statistics: Statistics
 ) -> Callable[[Observation, jax.Array], jax.Array]:
-    """A function from observations and a random key to actions `[B, A]`, without a guard."""
+    """A function from observations and a random key to actions `[B, A]`, without a guard.
+
+    The actions of a recurrent policy are those for its own environment (`envs.recurrent`).
+    """
     matmul = level(config.precision).matmul
 
     def policy(obs: Observation, key: jax.Array) -> jax.Array:
-        selected = networks.select(obs)
-        return choose_action(networks, matmul, params, statistics, selected, key, config.eval.deterministic)[0]
+        selected, memory = networks.select(obs), networks.memory(obs)
+        chosen = choose_action(networks, matmul, params, statistics, selected, key, config.eval.deterministic, memory)
+        return joined(chosen.action, chosen.memory)
 
     return policy

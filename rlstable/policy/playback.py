@@ -16,6 +16,7 @@ from rlstable.device.trees import Env
 from rlstable.envs.episodes import Episodes
 from rlstable.envs.interface import check
 from rlstable.envs.load import Loaded, load
+from rlstable.envs.recurrent import with_memory
 from rlstable.io.private_folder import require_trust
 from rlstable.policy.evaluator import PolicySnapshot, make_evaluator, summarize, valid_episodes
 from rlstable.policy.policy import Policy
@@ -143,7 +144,8 @@ def _require_fit(policy: Policy, env: Env, config: Config, backend: str | None) 
     """Checks that the policy can play in an environment, whose class may have changed since training."""
     if config.env.source == "import":
         check(env, config.env.name, config.network)
-    observation = policy.networks.select(jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs)
+    own = with_memory(env, policy.networks.config)
+    observation = policy.networks.select(jax.eval_shape(own.reset, jax.random.PRNGKey(0)).obs)
     given, read = (
         {jax.tree_util.keystr(path).replace("'", '"'): math.prod(x.shape) for path, x in leaves}
         for leaves in map(jax.tree_util.tree_leaves_with_path, (observation, policy.statistics.mean))

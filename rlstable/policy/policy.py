@@ -18,6 +18,7 @@ from rlstable.config.networks import NetworkConfig
 from rlstable.config.schema import expand_home, first_line, validate
 from rlstable.device.counter import WideCounter
 from rlstable.device.trees import Observation, Params, PyTree
+from rlstable.guards.base import select
 from rlstable.guards.inference import ActionContext, InferenceGuard
 from rlstable.io.checkpoint import restore_policy
 from rlstable.io.run_folder import require_one_seed
@@ -31,6 +32,7 @@ class Carry(NamedTuple):
 
     last_action: jax.Array  # the last good action, [..., A]; at first the safe action
     fallbacks: WideCounter  # number of replaced actions, over all batch elements
+    memory: jax.Array | None = None  # state of a recurrent policy, [..., recurrent_size]; None without one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,20 +73,26 @@ class Policy:
             deterministic: Whether to return the mode of the distribution instead of a sample.
 
         Raises:
-            ValueError: The observation is not an array of the policy's size, or a sampled action has no key.
+            ValueError: The observation is not an array of the policy's size, a sampled action has no key, or the policy
+                is recurrent, so that an action depends on earlier observations.
         """
+        if self.networks.config.recurrent is not None:
+            raise ValueError("act: this policy is recurrent; call start at each reset, and step for each action")
         return self._decide("act", None, obs, key, deterministic)[0]
 
     def start(self, batch_shape: tuple[int, ...] = ()) -> Carry:
         """The carry of `step` before the first action, for observations `[*batch_shape, n]` inside any vmap."""
-        return Carry(self._guard.init(batch_shape).memory, WideCounter.zero())
+        config = self.networks.config
+        memory = None if config.recurrent is None else jnp.zeros((*batch_shape, config.recurrent_size))
+        return Carry(self._guard.init(batch_shape).memory, WideCounter.zero(), memory)
 
     def step(
         self, carry: Carry, obs: Observation, key: jax.Array | None = None, deterministic: bool = True
     ) -> tuple[jax.Array, Carry]:
         """Like `act`, but replaces a bad action by the last good action, and counts replacements in the carry.
 
-        The first carry is `start`'s. Raises `ValueError` as `act`, or if the carry has another batch shape.
+        The first carry is `start`'s, in each episode for a recurrent policy. Raises `ValueError` as `act`, or if the
+        carry has another batch shape.
         """
         return self._decide("step", carry, obs, key, deterministic)
 
@@ -137,7 +145,9 @@ class Policy:
             key: jax.Array,
             deterministic: bool,
         ) -> tuple[jax.Array, Carry]:
-            action, raw = choose_action(networks, self.matmul, params, statistics, obs, key, deterministic)
+            before = None if carry is None else carry.memory
+            chosen = choose_action(networks, self.matmul, params, statistics, obs, key, deterministic, before)
+            action, raw, memory = chosen
             state = guard.init(raw.shape[:-1])
             fallbacks = WideCounter.zero()
             if carry is not None:
@@ -150,9 +160,19 @@ class Policy:
             # The critic's observations do not matter for the action.
             policy_obs = obs[networks.config.policy_obs_key] if isinstance(obs, Mapping) else obs
             action, _, state = guard.apply(ActionContext(action, raw, policy_obs), state)
-            return action, Carry(state.memory, fallbacks + jnp.sum(state.trips))
+            if memory is not None:  # a bad observation must not stay in the state
+                memory = select(jnp.isfinite(memory).all(axis=-1), memory, before)
+            return action, Carry(state.memory, fallbacks + jnp.sum(state.trips), memory)
 
         return jax.jit(guarded_action, static_argnums=5)
+
+
+class Chosen(NamedTuple):
+    """An action `[..., A]` after and before squashing, and the new state of a recurrent policy, else None."""
+
+    action: jax.Array
+    raw: jax.Array
+    memory: jax.Array | None
 
 
 def choose_action(
@@ -163,12 +183,13 @@ def choose_action(
     obs: Observation,
     key: jax.Array,
     deterministic: bool,
-) -> tuple[jax.Array, jax.Array]:
-    """The networks' action `[..., A]` after and before squashing, without a guard: evaluation must see bad actions."""
+    memory: jax.Array | None = None,
+) -> Chosen:
+    """The networks' action without a guard: evaluation must see bad actions. `memory` is a recurrent policy's state."""
     with jax.default_matmul_precision(None if matmul == "default" else matmul):
-        distribution, _ = networks.distribution(params, statistics, obs)
+        distribution, memory = networks.act(params, statistics, obs, memory)
     raw = distribution.loc if deterministic else distribution.sample(jax.random.normal(key, distribution.loc.shape))
-    return distribution.action(raw), raw
+    return Chosen(distribution.action(raw), raw, memory)
 
 
 def _is_action(x: object, size: int) -> bool:

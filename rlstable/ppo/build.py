@@ -13,6 +13,7 @@ from rlstable.config import Config
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict, PackedRows
 from rlstable.device.precision import level
+from rlstable.device.reflection import Mirror
 from rlstable.device.trees import EnvState, Observation
 from rlstable.guards.base import MoreGuards, no_trips
 from rlstable.guards.batch import batch_guards
@@ -31,7 +32,13 @@ def make_networks(config: Config, action_size: int) -> Networks:
     return Networks(config.network, config.guards.limiters, action_size, config.ppo.normalize_observations, dtype)
 
 
-def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: MoreGuards | None = None) -> PPO:
+def make_ppo(
+    config: Config,
+    env: TrainingEnv,
+    action_size: int,
+    more_guards: MoreGuards | None = None,
+    mirror: Mirror | None = None,
+) -> PPO:
     """Builds networks, optimizer and guards of an iteration; `more_guards` are by site and name."""
     more = more_guards or {}
     return PPO(
@@ -43,6 +50,7 @@ def make_ppo(config: Config, env: TrainingEnv, action_size: int, more_guards: Mo
         batch_guards={**batch_guards(config.guards), **more.get("batch", {})},
         update_guards={**update_guards(config.guards), **more.get("update", {})},
         state_guards={**state_guards(config.guards, config.ppo), **more.get("state", {})},
+        mirror=mirror,
     )
 
 
@@ -97,7 +105,7 @@ def with_environments(
         env_state=env_state,
         reset_pool=reset_pool,
         tuning=init_tuning(ppo.config),
-        incident=ppo.env.empty_slot(env_state, ppo.networks.action_size, devices) if captures else None,
+        incident=ppo.env.empty_slot(env_state, ppo.networks.output_size, devices) if captures else None,
     )
 
 

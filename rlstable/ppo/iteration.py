@@ -1,6 +1,6 @@
 """One iteration of PPO: collect one batch of experience, then run all SGD epochs on it. Read this file first.
 
-    collect -> batch guards -> rewards -> normaliser
+    collect -> batch guards -> rewards -> mirror image (`mirrored`) -> normaliser
             -> epochs: shuffle -> minibatches: loss, gradient, candidate, update guards    (`sgd`)
             -> trust region -> metrics -> state guards
 
@@ -23,6 +23,7 @@ from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.device.packed import PackedDict
 from rlstable.device.precision import Precision
+from rlstable.device.reflection import Mirror
 from rlstable.guards.base import Guard, GuardState, fold, initial_states
 from rlstable.guards.batch import BatchContext
 from rlstable.guards.state import StateContext, StateSiteGuard
@@ -31,6 +32,7 @@ from rlstable.ppo.distance import ActionMoments
 from rlstable.ppo.gradient import LossGradient, preprocess_batch
 from rlstable.ppo.loss import Loss
 from rlstable.ppo.metrics import iteration_metrics, state_report
+from rlstable.ppo.mirrored import with_mirror_image
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Optimizer
@@ -44,7 +46,10 @@ from rlstable.ppo.value_units import ValueUnits
 
 @dataclasses.dataclass(frozen=True)
 class PPO:
-    """The constants of an iteration, guards by name; `TrainState` holds everything that changes."""
+    """The constants of an iteration, guards by name; `TrainState` holds everything that changes.
+
+    `mirror` is the mirror of observations and actions; None without `ppo.symmetry`.
+    """
 
     config: Config
     env: TrainingEnv
@@ -54,6 +59,7 @@ class PPO:
     batch_guards: Mapping[str, Guard]
     update_guards: Mapping[str, Guard]
     state_guards: Mapping[str, StateSiteGuard]
+    mirror: Mirror | None = None
 
     def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Collects a batch, runs SGD, checks the new state and reports metrics.
@@ -76,6 +82,9 @@ class PPO:
             data, returns, reward_metrics = reward.shape(
                 data, returns, self.config.ppo, self.config.guards.limiters.reward
             )
+            if self.mirror is not None:
+                unrolls = self.config.ppo.rows // self.config.ppo.num_envs
+                data = with_mirror_image(data, self.mirror, self.networks, state, unrolls)
 
             state, update = trust_region.before_sgd(state, data)
             statistics = value_units.before_sgd(state.params, update.statistics, data)

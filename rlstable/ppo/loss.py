@@ -84,7 +84,7 @@ class Loss:
         function estimates them. `clip_scale` is a factor on the clipping of ratio and value, None for 1.
         """
         networks, config, limits, data = self.networks, self.config, self.limits, minibatch.collected
-        distribution, activity = networks.distribution(params, statistics, data.observation)
+        distribution, activity = networks.over_time(params, statistics, data)
         quantiles = None
         if networks.config.use_distributional_critic:
             quantiles = networks.value_quantiles(params, statistics, data.observation)

@@ -16,13 +16,15 @@ from jax.typing import DTypeLike
 from rlstable.config import ConfigError
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
-from rlstable.device.trees import Observation, Params, PyTree
+from rlstable.device.trees import MEMORY, Observation, Params, PyTree
 from rlstable.guards import limiters
 from rlstable.ppo import normalizer
 from rlstable.ppo.distributions import Normal, TanhNormal
 from rlstable.ppo.normalizer import Statistics
+from rlstable.ppo.records import Collected
 
 Activity = dict[str, jax.Array]
+_CELL, _INPUTS = "gru", ("ir", "iz", "in")  # parameters of the GRU, and its layers that read the observation
 _MIN_STD = 0.001  # Brax's tanh-normal: softplus + 0.001
 
 
@@ -133,14 +135,59 @@ class Networks:
         key_policy, key_value = jax.random.split(key)
         policy_input = jnp.zeros((1, *self._input(observation, self.config.policy_obs_key).shape))
         value_input = jnp.zeros((1, *self._input(observation, self.config.value_obs_key).shape))
-        return {
-            "policy": self._policy.init(key_policy, policy_input),
-            "value": self._value.init(key_value, value_input),
-        }
+        if self._cell is None:
+            policy = self._policy.init(key_policy, policy_input)
+        else:
+            memory = jnp.zeros((1, self.config.recurrent_size))
+            cell = self._cell.init(jax.random.fold_in(key_policy, 0), memory, policy_input)
+            head = self._policy.init(key_policy, memory)
+            policy = {"params": {**head["params"], _CELL: cell["params"]}}
+        return {"policy": policy, "value": self._value.init(key_value, value_input)}
 
     def distribution(self, params: Params, statistics: Statistics, observation: Observation) -> tuple[Normal, Activity]:
         """The action distribution, and per active limiter the share of action elements at its bound, `[...]`."""
         inputs = self._preprocessed(statistics, observation, self.config.policy_obs_key)
+        return self._distribution(params, inputs)
+
+    def act(
+        self, params: Params, statistics: Statistics, observation: Observation, memory: jax.Array | None
+    ) -> tuple[Normal, jax.Array | None]:
+        """The action distribution of one step, and the new state of a recurrent policy, `[..., recurrent_size]`."""
+        if memory is None:
+            return self.distribution(params, statistics, observation)[0], None
+        inputs = self._preprocessed(statistics, observation, self.config.policy_obs_key)
+        memory = self._remembered(params, memory, inputs)
+        return self._distribution(params, memory)[0], memory
+
+    def over_time(self, params: Params, statistics: Statistics, data: Collected) -> tuple[Normal, Activity]:
+        """Like `distribution` for unrolls `[T, B]`; a recurrent policy runs through each from the state at its start.
+
+        The state is 0 after the end of an episode, as in the environments. Gradients flow back to the unroll's start.
+        """
+        if data.memory is None:
+            return self.distribution(params, statistics, data.observation)
+        inputs = self._preprocessed(statistics, data.observation, self.config.policy_obs_key)
+        ended = (data.termination + data.truncation) > 0
+        begins = jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]])
+
+        def step(memory: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            begin, inputs = now
+            memory = self._remembered(params, jnp.where(begin[..., None], 0.0, memory), inputs)
+            return memory, memory
+
+        return self._distribution(params, jax.lax.scan(step, data.memory[0], (begins, inputs))[1])
+
+    def memory(self, observation: Observation) -> jax.Array | None:
+        """The state of a recurrent policy in an observation of its environment (`envs.recurrent`); None without one."""
+        return None if self.config.recurrent is None else observation[MEMORY]
+
+    def _remembered(self, params: Params, memory: jax.Array, inputs: jax.Array) -> jax.Array:
+        assert self._cell is not None
+        own = {"params": params["policy"]["params"][_CELL]}
+        return self._cell.apply(own, memory, inputs)[0].astype(jnp.float32)
+
+    def _distribution(self, params: Params, inputs: jax.Array) -> tuple[Normal, Activity]:
+        """The action distribution for inputs of the policy's layers."""
         loc, raw_scale = _apply_flat(self._policy, params["policy"], inputs)
         low, high = self.limits.policy_std_min, self.limits.policy_std_max
         scale = limiters.bounded(raw_scale, low, high)
@@ -188,18 +235,26 @@ class Networks:
     def _rescaled(self, params: Params, old: Statistics, new: Statistics, key: str) -> Params:
         """The parameters of one network, whose first layer has the name `hidden_0` at any depth."""
         layers = dict(params["params"])
+        if _CELL in layers:
+            cell = {
+                name: self._rescaled_layer(x, old, new, key) if name in _INPUTS else x
+                for name, x in layers[_CELL].items()
+            }
+            return {"params": {**layers, _CELL: cell}}
         if "hidden_0" not in layers:
             name = "mlp" if "mlp" in layers else "MLP_0"
             if name not in layers:  # a linear policy
                 return params
             return {"params": {**layers, name: self._rescaled({"params": layers[name]}, old, new, key)["params"]}}
+        return {"params": {**layers, "hidden_0": self._rescaled_layer(layers["hidden_0"], old, new, key)}}
+
+    def _rescaled_layer(self, first: Params, old: Statistics, new: Statistics, key: str) -> Params:
+        """A layer of observations, rescaled."""
         before, after = self._statistics_of(old, key), self._statistics_of(new, key)
         factor = after.std / before.std
         factor = jnp.where(normalizer.constant(before), jnp.minimum(factor, 1.0), factor)
-        first = layers["hidden_0"]
         kernel = first["kernel"] * factor[:, None]
-        bias = first["bias"] + ((after.mean - before.mean) / after.std) @ kernel
-        return {"params": {**layers, "hidden_0": {"kernel": kernel, "bias": bias}}}
+        return {"kernel": kernel, "bias": first["bias"] + ((after.mean - before.mean) / after.std) @ kernel}
 
     def select(self, observation: Observation, acting: bool = False) -> Observation:
         """The parts of an observation that the networks read; other parts are neither stored nor normalised.
@@ -257,6 +312,17 @@ class Networks:
         return Statistics(statistics.count, *parts)
 
     @property
+    def output_size(self) -> int:
+        """Elements of what the environment receives: an action, and the new state of a recurrent policy."""
+        return self.action_size + (0 if self._cell is None else self.config.recurrent_size)
+
+    @property
+    def _cell(self) -> linen.GRUCell | None:
+        if self.config.recurrent is None:
+            return None
+        return linen.GRUCell(self.config.recurrent_size, dtype=self.dtype)
+
+    @property
     def _policy(self) -> linen.Module:
         head = TanhGaussianHead if self.config.distribution_type == "tanh_normal" else GaussianHead
         return head(self.action_size, self.config, self.dtype)
@@ -267,6 +333,11 @@ class Networks:
         outputs = self.config.num_quantiles if self.config.use_distributional_critic else 1
         sizes = (*self.config.value_hidden_layer_sizes, outputs)
         return MLP(sizes, _activation(self.config), init, self.dtype, layer_norm=self.config.value_layer_norm)
+
+
+def joined(action: jax.Array, memory: jax.Array | None) -> jax.Array:
+    """The action for the environment of a policy, with the policy's new state if the policy is recurrent."""
+    return action if memory is None else jnp.concatenate([action, memory], axis=-1)
 
 
 def _in_reward_units(values: jax.Array, statistics: Statistics) -> jax.Array:

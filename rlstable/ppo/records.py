@@ -27,6 +27,7 @@ class Collected(NamedTuple):
         valid: bool mask; None if no sample can be invalid.
         time_out: 1.0 where the environment's time limit ended the episode; None without `bootstrap_on_timeout`.
         bootstrap_observation: Observation after the last step, with a time axis of 1.
+        memory: State of a recurrent policy before the first step, with a time axis of 1; None without one.
     """
 
     observation: Observation
@@ -40,6 +41,7 @@ class Collected(NamedTuple):
     valid: jax.Array | None
     time_out: jax.Array | None
     bootstrap_observation: Observation
+    memory: jax.Array | None = None
 
 
 class Targets(NamedTuple):

@@ -17,7 +17,7 @@ from rlstable.device.packed import PackedRows
 from rlstable.device.trees import TRAINED_STEPS, EnvState, PyTree
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, initial_states
-from rlstable.ppo.networks import Networks
+from rlstable.ppo.networks import Networks, joined
 from rlstable.ppo.records import Collected
 from rlstable.ppo.state import Slot, TrainState
 
@@ -97,10 +97,12 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         (env_state, guard_state, incident), (key, noise) = running, random
         env_state = _with_trained_steps(env_state, state.counters.env_steps)
         observation = networks.select(env_state.obs)
-        distribution, _activity = networks.distribution(state.params, state.normalizer, observation)
+        memory = networks.memory(env_state.obs)
+        distribution, memory = networks.act(state.params, state.normalizer, observation, memory)
         raw = distribution.sample(noise)
         value = networks.value(state.params, state.normalizer, observation) if needs_value else None
-        step = env.step(env_state, distribution.action(raw), state.reset_pool, key, guard_state, incident)
+        action = joined(distribution.action(raw), memory)
+        step = env.step(env_state, action, state.reset_pool, key, guard_state, incident)
         info = step.state.info
         sample = {
             "observation": observation,
@@ -124,9 +126,10 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         # The same keys as Brax. Noise for all steps is drawn at once: drawing per step takes longer than the networks.
         keys = _step_keys(key, ppo.unroll_length)
         noise = jax.vmap(lambda key: jax.random.normal(key, (running[0].reward.shape[0], networks.action_size)))(keys)
+        first = networks.memory(running[0].obs)
         running, (samples, episodes) = jax.lax.scan(act_and_step, running, (keys, noise))
-        last = jax.tree.map(lambda x: x[None], networks.select(running[0].obs))
-        return (running, next_key), (Collected(**samples, bootstrap_observation=last), episodes)
+        last, memory = jax.tree.map(lambda x: x[None], (networks.select(running[0].obs), first))
+        return (running, next_key), (Collected(**samples, bootstrap_observation=last, memory=memory), episodes)
 
     running = (state.env_state, initial_states(env.guards, state.guard_memory), state.incident)
     ((env_state, guard_state, incident), _), (data, episodes) = jax.lax.scan(

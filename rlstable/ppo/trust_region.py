@@ -23,7 +23,7 @@ from rlstable.ppo.distance import ActionMoments, distance, moments, sample_cap
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Optimizer
-from rlstable.ppo.records import Collected
+from rlstable.ppo.records import Collected, swap_axes
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import TrainState, Tuning
 
@@ -233,7 +233,10 @@ class TrustRegion:
 
     def _moments(self, params: Params, statistics: Statistics, data: Collected) -> ActionMoments:
         observation = masked.zero_invalid_nonfinite(data.observation, data.valid)
-        return moments(self.networks.distribution(params, statistics, observation)[0])
+        if data.memory is None:
+            return moments(self.networks.distribution(params, statistics, observation)[0])
+        unrolls = swap_axes(data._replace(observation=observation))
+        return moments(swap_axes(self.networks.over_time(params, statistics, unrolls)[0]))
 
 
 def with_same_function(

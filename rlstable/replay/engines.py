@@ -20,6 +20,7 @@ from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_batch import set_arrays
 from rlstable.envs.mujoco_model import model_of, physics_steps
 from rlstable.envs.randomized import MODEL
+from rlstable.envs.recurrent import with_memory
 from rlstable.envs.vector import VectorEnv, without_first_state
 from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, implementation, is_key
@@ -66,7 +67,7 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
     config, wide = incident.config, engine == FLOAT64
     # The model of a run in float64 is in float32.
     with jax.enable_x64(wide and own_engine(incident) != FLOAT64):
-        env = load_env(config.env)
+        env = with_memory(load_env(config.env), config.network)
     traced = level(config.precision.model_copy(update=incident.facts["precision"])).traced()
     with jax.enable_x64(wide), contextlib.nullcontext() if wide else traced:
         batch = jax.eval_shape(lambda key: _first_states(env, config, key), jax.random.PRNGKey(0))
@@ -155,7 +156,7 @@ def _state_before(incident: Incident) -> dict[str, np.ndarray]:
         return saved
     config = incident.config
     with jax.enable_x64(False):
-        env = load_env(config.env)
+        env = with_memory(load_env(config.env), config.network)
         first = jax.jit(lambda key: row(_first_states(env, config, key), 0))(jax.random.PRNGKey(0))
         derived = {name: np.asarray(x) for name, x in _named(first) if group(name) == "physics"}
     return derived | saved

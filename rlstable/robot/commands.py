@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from rlstable.config.robot import GrowingRange
 from rlstable.config.schema import Share
 from rlstable.robot.model import Robot
-from rlstable.robot.terms import by_name, needs
+from rlstable.robot.terms import by_name, mirrors, needs
 
 
+@mirrors("velocity_command")
 @needs("base")
 def velocity(
     robot: Robot,
@@ -28,6 +29,7 @@ def velocity(
     return jnp.where(jax.random.uniform(key_stand) < stand, 0.0, drawn)
 
 
+@mirrors("vector")
 @needs("joints")
 def pose(robot: Robot, key: jax.Array, *, site: str | None = None) -> jax.Array:
     """A position in the world that a site can reach; null is the site farthest from the root."""

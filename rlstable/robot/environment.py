@@ -41,6 +41,8 @@ class State(struct.PyTreeNode):
 class RobotEnv:
     """A robot with a task, with the interface of Playground's tasks.
 
+    `observers` are those of the policy, `state`, and of the critic, `privileged_state`.
+
     Raises ConfigError, with the key, for a model or a term that cannot be used, before anything compiles.
     """
 
@@ -56,10 +58,10 @@ class RobotEnv:
         for key, functions in lists.keyed().items():
             terms.check_needs(robot, key, functions, lists.commands)
         self._tracks_feet = "feet" in needs
-        self._observers = {"state": Observer(robot, f"{KEY}.observations", lists.observations, task.observations)}
+        self.observers = {"state": Observer(robot, f"{KEY}.observations", lists.observations, task.observations)}
         if lists.critic:
             key = f"{KEY}.critic_observations"
-            self._observers["privileged_state"] = Observer(robot, key, lists.critic, task.critic_observations)
+            self.observers["privileged_state"] = Observer(robot, key, lists.critic, task.critic_observations)
         self.mjx_model = _on_device(robot.model, path) if simulates_with_mjx else None
         self.simulator: Simulator = MjxSimulator(robot.model)
         self._weights = {name: config.weight for name, config in task.rewards.items()}
@@ -98,7 +100,7 @@ class RobotEnv:
         qpos, qvel = reset(self.robot, keys[0])
         ctrl = jnp.asarray(self.robot.of_actuators("home"))
         data = self.simulator.start(self.mjx_model, qpos=qpos, qvel=qvel, ctrl=ctrl)
-        memory = self._first_memory(data, keys[1], keys[2])
+        memory = self.first_memory(data, keys[1], keys[2])
         obs, memory = self._observe(data, memory, jnp.zeros(self.action_size), first=True)
         zero = jnp.zeros(())
         metrics = {name: zero for name in self._metric_names()}
@@ -130,7 +132,8 @@ class RobotEnv:
 
     # --- parts of a step
 
-    def _first_memory(self, data: PyTree, key: jax.Array, key_command: jax.Array) -> Memory:
+    def first_memory(self, data: PyTree, key: jax.Array, key_command: jax.Array) -> Memory:
+        """The memory at a reset."""
         robot, config, feet = self.robot, self.task.actions, len(self.robot.feet)
         zeros = jnp.zeros((actions.buffer_length(config), self.action_size))
         key, key_delay = jax.random.split(key)
@@ -207,7 +210,7 @@ class RobotEnv:
         self, data: PyTree, memory: Memory, action: jax.Array, first: bool = False
     ) -> tuple[Observation, Memory]:
         obs = {}
-        for i, (name, observer) in enumerate(self._observers.items()):
+        for i, (name, observer) in enumerate(self.observers.items()):
             key = jax.random.fold_in(memory.rng, 100 + i)
             obs[name], memory = observer.observe(data, memory, action, key, first)
         return (obs if len(obs) > 1 else obs["state"]), memory
@@ -236,8 +239,8 @@ class RobotEnv:
             jax.eval_shape(lambda k, f=full, n=name: terms.called(f"{KEY}.commands.{n}", f, self.robot, k), key)
         ((name, reset),) = self.lists.reset.items()
         jax.eval_shape(lambda k: terms.called(f"{KEY}.reset.{name}", reset, self.robot, k), key)
-        memory = jax.eval_shape(lambda k: self._first_memory(data, k, k), key)
-        for observer in self._observers.values():
+        memory = jax.eval_shape(lambda k: self.first_memory(data, k, k), key)
+        for observer in self.observers.values():
             observer.measure(data, memory, zeros)
         for kind in ("rewards", "endings"):
             for name, function in getattr(self.lists, kind).items():

@@ -135,13 +135,14 @@ class Robot:
 
     def sensor(self, data: Any, name: str) -> jax.Array:
         """The numbers of a sensor."""
-        return self._numbers(data, self._named("sensor", name))
+        return self.numbers(data, self._named("sensor", name))
 
     def first_sensor(self, data: Any, kind: mujoco.mjtSensor) -> jax.Array:
         """The numbers of the model's first sensor of a kind. Sensors that a task adds are the last ones."""
-        return self._numbers(data, int(np.argmax(self.model.sensor_type == kind)))
+        return self.numbers(data, int(np.argmax(self.model.sensor_type == kind)))
 
-    def _numbers(self, data: Any, sensor: int) -> jax.Array:
+    def numbers(self, data: Any, sensor: int) -> jax.Array:
+        """The numbers of the sensor with this index."""
         first = int(self.model.sensor_adr[sensor])
         return data.sensordata[first : first + int(self.model.sensor_dim[sensor])]
 

@@ -11,9 +11,10 @@ import mujoco
 from rlstable.config.schema import Positive
 from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
-from rlstable.robot.terms import by_name, needs
+from rlstable.robot.terms import by_name, mirrors, needs
 
 
+@mirrors("joints")
 @needs("joints")
 def joint_positions(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, turning: bool = True) -> jax.Array:
     """Positions of the joints relative to home; `turning: false` leaves out hinges without limits."""
@@ -21,6 +22,7 @@ def joint_positions(robot: Robot, data: Any, memory: Memory, action: jax.Array, 
     return jnp.stack([data.qpos[joint.qpos] - joint.home for joint in kept]) if kept else jnp.zeros(0)
 
 
+@mirrors("directions")
 @needs("joints")
 def joint_directions(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """Sines, then cosines, of the hinges without limits, whose angles grow with every turn."""
@@ -28,77 +30,91 @@ def joint_directions(robot: Robot, data: Any, memory: Memory, action: jax.Array)
     return jnp.concatenate([jnp.sin(jnp.stack(angles)), jnp.cos(jnp.stack(angles))]) if angles else jnp.zeros(0)
 
 
+@mirrors("joints")
 @needs("joints")
 def joint_velocities(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """Velocities of the joints."""
     return data.qvel[robot.dof_of_joints]
 
 
+@mirrors("vector")
 def projected_gravity(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """The direction down, in the frame of the root body; (0, 0, -1) if the body is upright."""
     return -robot.rotation(data)[2]
 
 
+@mirrors("gyro")
 def gyro(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """Angular velocity of the model's first gyro; without a gyro that of the root body, in its frame."""
     return robot.first_sensor(data, mujoco.mjtSensor.mjSENS_GYRO)
 
 
+@mirrors("accelerometer")
 @needs("accelerometer")
 def accelerometer(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """Acceleration of the model's first accelerometer; without one that of the root body, in its frame."""
     return robot.first_sensor(data, mujoco.mjtSensor.mjSENS_ACCELEROMETER)
 
 
+@mirrors("vector")
 @needs("base")
 def linear_velocity(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """Velocity of the root body in its own frame, which few robots can measure; useful for the critic."""
     return robot.linear_velocity(data)
 
 
+@mirrors("scalar")
 def height(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """Height of the root body above the floor."""
     return robot.height(data)[None]
 
 
+@mirrors("action")
 def last_action(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """The newest action of the policy."""
     return memory.actions[0]
 
 
+@mirrors("command")
 def command(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """All commands, in the order of their names."""
     values = [memory.command[name] for name in sorted(memory.command)]
     return jnp.concatenate(values) if values else jnp.zeros(0)
 
 
+@mirrors("clock")
 def phase(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, frequency: Positive = 1.5) -> jax.Array:
     """Sine and cosine of a clock with this frequency in hertz, which starts at the reset."""
     angle = 2 * jnp.pi * frequency * memory.steps * robot.control_dt
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)])
 
 
+@mirrors("site")
 def site_position(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, site: str | None = None) -> jax.Array:
     """Position of a site in the world; null is the site farthest from the root."""
     return data.site_xpos[robot.site(site)]
 
 
+@mirrors("site")
 @needs("command pose")
 def site_to_target(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, site: str | None = None) -> jax.Array:
     """Vector from a site to the position of the command `pose`, in the world."""
     return memory.command["pose"] - data.site_xpos[robot.site(site)]
 
 
+@mirrors("sensor")
 def sensor(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, name: str) -> jax.Array:
     """The numbers of a sensor of the model."""
     return robot.sensor(data, name)
 
 
+@mirrors("contact")
 def contact(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, geoms: tuple[str, ...]) -> jax.Array:
     """For each named geom, or body, 1 if it touches anything, else 0."""
     return jnp.stack([robot.touches(data, name) for name in geoms])
 
 
+@mirrors("feet")
 @needs("feet")
 def foot_contacts(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """For each foot 1 if it touches anything, else 0."""

@@ -42,7 +42,7 @@ class Observer:
         functions: Mapping[str, Callable[..., Any]],
         configs: Mapping[str, ObservationConfig],
     ):
-        self._robot, self._key, self._functions = robot, key, functions
+        self._robot, self.key, self.functions = robot, key, functions
         self._configs = configs
         self.parts: list[Part] = []
 
@@ -51,8 +51,8 @@ class Observer:
     ) -> tuple[jax.Array, Memory]:
         """The vector, and the memory with the newest values; `first` fills the history with the value at the reset."""
         values, history, lags = [], dict(memory.history), dict(memory.lags)
-        for i, (name, function) in enumerate(self._functions.items()):
-            config, at = self._configs[name], f"{self._key}.{name}"
+        for i, (name, function) in enumerate(self.functions.items()):
+            config, at = self._configs[name], f"{self.key}.{name}"
             key_noise, key_lag = jax.random.split(jax.random.fold_in(key, i))
             value = self._measured(function(self._robot, data, memory, action), config, memory.trained, key_noise)
             steps = config.history + config.delay[1]
@@ -71,8 +71,8 @@ class Observer:
     def measure(self, data: PyTree, memory: Memory, action: jax.Array) -> None:
         """Finds the sizes of all terms; raises ConfigError for a term that fails or returns no vector."""
         self.parts = []
-        for name, function in self._functions.items():
-            key = f"{self._key}.{name}"
+        for name, function in self.functions.items():
+            key = f"{self.key}.{name}"
             shape = jax.eval_shape(
                 lambda m, f=function, k=key: terms.called(k, f, self._robot, data, m, action), memory
             )
@@ -80,7 +80,7 @@ class Observer:
                 raise ConfigError(f"{key}: returns shape {getattr(shape, 'shape', None)}; it must return a vector")
             self.parts.append(Part(name, int(shape.shape[0]), self._configs[name]))
         if not sum(part.size for part in self.parts):
-            raise ConfigError(f"{self._key}: has no number on this model; name more terms")
+            raise ConfigError(f"{self.key}: has no number on this model; name more terms")
 
     def _measured(
         self, value: jax.Array, config: ObservationConfig, trained: jax.Array | int, key: jax.Array

@@ -44,6 +44,26 @@ def needs(*parts: str) -> Callable[[Function], Function]:
     return declare
 
 
+def mirrors(kind: str) -> Callable[[Function], Function]:
+    """Declares how the mirror image of a term's vector follows from the vector, for `ppo.symmetry`.
+
+    - `vector`: a position or velocity; `axial`: an angular velocity; `scalar`: numbers that stay
+    - `joints`, `action` or `feet`: a number for each of them
+    - for terms of rlstable: `directions`, `command`, `velocity_command`, `clock`, `site`, `sensor`, `gyro`,
+      `accelerometer`, `contact`
+    """
+
+    def declare(function: Function) -> Function:
+        function.mirror = kind  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def mirror_of(function: Callable[..., Any]) -> str | None:
+    return getattr(function, "mirror", None)
+
+
 def needs_of(function: Callable[..., Any]) -> tuple[str, ...]:
     return getattr(function, "needs", ())
 

@@ -32,7 +32,9 @@ from rlstable.envs.history import with_history
 from rlstable.envs.interface import check, require_unwrapped
 from rlstable.envs.load import Loaded, load
 from rlstable.envs.randomized import MODEL
+from rlstable.envs.recurrent import with_memory
 from rlstable.envs.resets import Resets
+from rlstable.envs.symmetry import mirror_of
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.base import MoreGuards
 from rlstable.guards.env import env_guards
@@ -99,7 +101,7 @@ class TrainingSetup:
                 "computes in float32; set precision.matmul=highest, or use impl=jax"
             )
         self.env = VectorEnv(
-            Float64Physics(single) if self.precision.x64 else single,
+            with_memory(Float64Physics(single) if self.precision.x64 else single, config.network),
             config.env.episode_length,
             config.env.action_repeat,
             {**env_guards(config.guards), **more.get("env", {})},
@@ -110,7 +112,8 @@ class TrainingSetup:
         has_fault = config.fault.site is not None
         if has_fault:
             self.env = faults.faulty_env(self.env, config.fault)
-        self.ppo: PPO = make_ppo(config, self.env, single.action_size, more)
+        mirror = mirror_of(config, single)
+        self.ppo: PPO = make_ppo(config, self.env, single.action_size, more, mirror)
         if has_fault:
             self.ppo = faults.arm(self.ppo)
         # A guard given as an object has no key for the trace cache.

@@ -165,12 +165,15 @@ def test_text_options_reject_other_types():
         assert "string" in refusal({key: bad})
 
 
+ONE_CHOICE = ("ppo.symmetry", "network.recurrent")  # beside null
+
+
 def test_unknown_choice_lists_the_known_choices():
     for key, bad in itertools.product(of_kind(typing.Literal), ("nonsense", 3, True, [], {})):
         if (key, bad) == ("distributed.enabled", True):
             continue  # YAML's form of a word that is allowed
         message = refusal({key: bad})
-        assert message.count("'") >= 4 and " or '" in message
+        assert "input should be '" in message and (" or '" in message or key in ONE_CHOICE)
 
 
 def test_lists_and_mappings_reject_other_types():

@@ -134,7 +134,7 @@ def test_task_that_needs_the_past_is_solved_with_history_alone(length: int, best
     # Without history the stack is one observation, which says nothing of the previous one.
     seen = jnp.array([[p, o][-length:] for p in (-1.0, 1.0) for o in (-1.0, 1.0)])
     previous = np.array([-1.0, -1.0, 1.0, 1.0])
-    actions, _ = choose_action(
+    actions, *_ = choose_action(
         made.networks, "default", state.params, state.normalizer, seen, jax.random.PRNGKey(0), True
     )
     rewards = 1.0 - np.square(np.asarray(actions)[:, 0] - previous / 2)

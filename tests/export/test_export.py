@@ -80,6 +80,29 @@ def test_every_kind_of_network_is_exported(sections: dict[str, Any], tmp_path: P
     np.testing.assert_allclose(onnx_actions(onnx, function.samples), own, atol=close)
 
 
+def test_recurrent_policy_is_exported_with_its_state_as_input_and_output(tmp_path: Path) -> None:
+    trained(tmp_path / "run", network={"recurrent": "gru", "recurrent_size": 6})
+    assert run(f"run={tmp_path / 'run'}", f"out={tmp_path}") == 0
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    loaded = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
+    policy = load_policy(tmp_path / "run")
+    carry, memory = policy.start((3,)), np.zeros((3, 6), np.float32)
+    for observations in np.random.default_rng(3).normal(size=(5, 3, 4)).astype(np.float32):
+        expected, carry = policy.step(carry, observations)
+        again = loaded.call(observations, memory)
+        action, memory = session.run(["action", "new_memory"], {"observation": observations, "memory": memory})
+        for ours, one, other in zip((expected, carry.memory), (action, memory), again, strict=True):
+            np.testing.assert_allclose(one, ours, atol=1e-5)
+            np.testing.assert_allclose(other, ours, atol=1e-5)
+    assert np.abs(memory).max() > 0.01
+    described = json.loads((tmp_path / "policy.json").read_text())["memory"]
+    assert described == {"input": "memory", "output": "new_memory", "size": 6, "at_reset": 0.0}
+    with pytest.raises(ValueError, match="act: this policy is recurrent"):
+        policy.act(observations)
+    bad, after = policy.step(carry, np.full((3, 4), np.nan, np.float32))
+    assert np.isfinite(bad).all() and np.array_equal(after.memory, carry.memory)
+
+
 def test_onnx_file_contains_its_metadata(run_dir: Path, tmp_path: Path) -> None:
     import onnx
 

@@ -21,7 +21,7 @@ INPUTS = np.concatenate(
 
 
 def run(function: Callable[[Any], Any], inputs: np.ndarray = INPUTS) -> np.ndarray:
-    model = to_onnx(function, inputs.shape[1], ("x", "y"))
+    model = to_onnx(function, {"x": inputs.shape[1]}, {"y": 5})
     session = onnxruntime.InferenceSession(model.SerializeToString())
     return np.asarray(session.run(["y"], {"x": inputs})[0])
 
@@ -63,4 +63,4 @@ def test_onnx_of_every_operation_agrees_with_jax(name: str) -> None:
 )
 def test_operation_without_a_translation_is_named(function: Callable[[Any], Any], what: str) -> None:
     with pytest.raises(UnsupportedOperation, match=f"no ONNX for {what}"):
-        to_onnx(function, 5, ("x", "y"))
+        to_onnx(function, {"x": 5}, {"y": 5})

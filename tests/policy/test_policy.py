@@ -50,7 +50,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> TrainingLoop:
 def test_loaded_policy_is_the_trained_policy(runner: TrainingLoop) -> None:
     observations = jax.random.normal(jax.random.PRNGKey(3), (100, 4)) * 10
     state, networks = runner.single.state, runner.single.setup.ppo.networks
-    expected, _ = choose_action(networks, "default", state.params, state.normalizer, observations, None, True)
+    expected, *_ = choose_action(networks, "default", state.params, state.normalizer, observations, None, True)
     policy = rlstable.load_policy(runner.run_dir)
     np.testing.assert_allclose(policy.act(observations), expected, atol=1e-6)
     assert policy.act(np.zeros(4)).shape == (2,)

@@ -72,6 +72,10 @@ RUNS: dict[str, dict[str, Any]] = {
         "env": {"kwargs": {"fault": "physics", "probability": 0.02}}, "total_steps": 6 * ITERATION,
         "supervise": {"recovery": OFF, "incident": {"window": 2}},
     },
+    "recurrent": {
+        "env": {"kwargs": {"fault": "physics", "probability": 0.02}}, "total_steps": 6 * ITERATION,
+        "supervise": {"recovery": OFF, "incident": {"window": 2}}, "network": {"recurrent": "gru", "recurrent_size": 4},
+    },
     "steps shortened": {
         "guards": {"limiters": {"kl": 1e-4}}, "ppo": {"learning_rate": 1e-2}, "total_steps": 56 * ITERATION,
         "checkpoint": {"every": 20, "asynchronous": False},
@@ -108,6 +112,7 @@ def incidents(folder: Path) -> list[str]:
         pytest.param("collapse", (30, 47), marks=pytest.mark.slow),
         ("precision", (8,)),
         ("incidents", (3,)),
+        ("recurrent", (3,)),
         ("steps shortened", (30,)),
     ],
 )

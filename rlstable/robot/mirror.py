@@ -1,0 +1,295 @@
+"""Mirror images of a robot's parts in the vertical x-z plane through its root body at home.
+
+Pairs of left and right parts are found in the model itself: bodies by their place in the tree and at home, joints,
+geoms and sites by their bodies, actuators by the joints that they move. So names need not follow a convention.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from rlstable.config import ConfigError
+from rlstable.device.reflection import Reflection, joined
+from rlstable.robot.model import Robot
+
+VECTOR = Reflection.of_signs(1, -1, 1)  # a position, a velocity
+AXIAL = Reflection.of_signs(-1, 1, -1)  # an angular velocity
+_SHARE = 0.01  # a mirrored part may differ by this share: of the robot's size, or of its own value
+_INERTIA_SHARE = 0.1  # published inertias of left and right legs differ more
+# In mirrored states a value may differ by this share of its largest size in all states: velocities after a step,
+# observations, rewards. A value that is always smaller than a share of the others' counts as that large.
+SHARE_OF_STEP, _SMALL = 0.05, 0.01
+_S = np.diag(VECTOR.sign)
+
+Samples = list[tuple[Any, Any]]
+
+_JOINT_FACTS = {"stiffness": "jnt_stiffness"}
+_DOF_FACTS = {"armature": "dof_armature", "damping": "dof_damping", "friction loss": "dof_frictionloss"}
+_ROUND = (mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_CYLINDER)
+_TURNED = (*_ROUND, mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_ELLIPSOID)
+
+
+def refused(what: str) -> ConfigError:
+    return ConfigError(f"ppo.symmetry: {what}; mend the model or the task, or set ppo.symmetry=null")
+
+
+class RobotMirror:
+    """The mirror of a robot; raises ConfigError that names the first part without a mirror image.
+
+    Attributes:
+        bodies: Mirror image of each body; `joints`, `geoms` and `sites` likewise.
+        dofs: Reflection of velocities, `[nv]`.
+        actuators: Reflection of changes of the controls from home, and so of actions.
+    """
+
+    def __init__(self, robot: Robot):
+        self.robot, self.model = robot, robot.model
+        self._home = mujoco.MjData(self.model)
+        self._home.qpos[:], self._home.ctrl[:] = robot.home, robot.of_actuators("home")
+        mujoco.mj_forward(self.model, self._home)
+        self._origin = np.array([0.0, self._home.xpos[robot.root, 1], 0.0])
+        apart = np.linalg.norm(self._home.xipos[1:] - self._home.xpos[robot.root], axis=1)
+        self._size = max(robot.radius, float(apart.max(initial=1e-3)))
+        turned = self._home.xmat[robot.root].reshape(3, 3)
+        if robot.floating and not np.allclose(_S @ turned @ _S, turned, atol=_SHARE):
+            raise refused(f"{self.named('body', robot.root)} is turned or leans sideways at home")
+        self.bodies = self._paired_bodies()
+        self.geoms = self._paired_geoms()
+        self.sites = self._paired_sites()
+        self.joints, signs = self._paired_joints()
+        self._qpos, self.dofs = self._of_state(signs)
+        self.actuators = self._paired_actuators()
+
+    def named(self, kind: str, index: int) -> str:
+        """A part in an error line, `joint left_knee`."""
+        return f"{kind} {getattr(self.model, kind)(index).name or index}"
+
+    def image_of(self, kind: str, index: int) -> int:
+        """The mirror image of a part."""
+        return {
+            "body": self.bodies, "joint": self.joints, "geom": self.geoms, "site": self.sites,
+            "actuator": self.actuators.order,
+        }.get(kind, np.arange(index + 1))[index].item()  # fmt: skip
+
+    def of_joints(self, limited: bool = False, turning: bool = False) -> Reflection:
+        """Reflection of the robot's joints, of positions relative to home or velocities: all, or one kind of them."""
+        kept = [
+            joint for joint in self.robot.joints if not (limited and joint.turns) and not (turning and not joint.turns)
+        ]
+        place = {joint.index: i for i, joint in enumerate(kept)}
+        order = [place[int(self.joints[joint.index])] for joint in kept]
+        return Reflection(np.array(order, int), self.dofs.sign[[joint.dof for joint in kept]])
+
+    @functools.cached_property
+    def feet(self) -> np.ndarray:
+        """Mirror image of each foot."""
+        return np.array([self.robot.feet.index(int(self.geoms[geom])) for geom in self.robot.feet], int)
+
+    def qpos(self, qpos: np.ndarray) -> np.ndarray:
+        """The mirror image of positions `[nq]`."""
+        base = self.robot.home.copy()
+        for joint in np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE):
+            first = int(self.model.jnt_qposadr[joint])
+            base[first + 1] = self._origin[1]
+            base[first + 3 : first + 7] = 0.0  # a quaternion is reflected as a whole
+        return np.asarray(base + self._qpos(qpos - base))
+
+    def ctrl(self, ctrl: np.ndarray) -> np.ndarray:
+        """The mirror image of controls."""
+        home = self.robot.of_actuators("home")
+        return np.asarray(home + self.actuators(ctrl - home))
+
+    # --- pairs
+
+    def _mirrored(self, point: np.ndarray) -> np.ndarray:
+        return np.asarray(self._origin + _S @ (point - self._origin))
+
+    def _paired_bodies(self) -> np.ndarray:
+        model, data = self.model, self._home
+        children = {b: [c for c in range(1, model.nbody) if model.body_parentid[c] == b] for b in range(model.nbody)}
+        image, queue = {0: 0}, [0]
+        for body in queue:
+            left = list(children[image[body]])
+            for child in children[body]:
+                target = self._mirrored(data.xipos[child])
+                apart = {c: float(np.linalg.norm(data.xipos[c] - target)) for c in left}
+                nearest = min(left, key=lambda c: (round(apart[c] / self._size, 6), c != child), default=None)
+                if nearest is None or apart[nearest] > _SHARE * self._size:
+                    raise refused(f"{self.named('body', child)} has no mirror image at home")
+                self._same("body", child, nearest, self._body_facts(child, _S), self._body_facts(nearest, np.eye(3)))
+                left.remove(nearest)
+                image[child] = nearest
+                queue.append(child)
+        return np.array([image[b] for b in range(model.nbody)])
+
+    def _body_facts(self, body: int, reflection: np.ndarray) -> dict[str, Any]:
+        turn = reflection @ self._home.ximat[body].reshape(3, 3)
+        inertia = turn @ np.diag(self.model.body_inertia[body]) @ turn.T
+        return {"mass": self.model.body_mass[body], "inertia": inertia}
+
+    def _paired_geoms(self) -> np.ndarray:
+        model, data, image = self.model, self._home, np.arange(self.model.ngeom)
+        collide = model.geom_contype | model.geom_conaffinity
+        for geom in map(int, np.flatnonzero(collide)):
+            if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE:
+                normal = data.geom_xmat[geom].reshape(3, 3)[:, 2]
+                if abs(normal[1]) > _SHARE:
+                    raise refused(f"{self.named('geom', geom)} is a plane that leans sideways")
+                continue
+            target = self._mirrored(data.geom_xpos[geom])
+            body = int(self.bodies[model.geom_bodyid[geom]])
+            same = (model.geom_bodyid == body) & (collide > 0) & (model.geom_type == model.geom_type[geom])
+            found = [g for g in map(int, np.flatnonzero(same)) if self._coincide(geom, g, target)]
+            if not found or model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_HFIELD:
+                raise refused(f"{self.named('geom', geom)} of {self.named('body', body)} has no mirror image at home")
+            image[geom] = geom if geom in found else found[0]
+        return image
+
+    def _coincide(self, geom: int, other: int, target: np.ndarray) -> bool:
+        """Whether a geom is where the mirror image of another must be, with its size, friction and orientation."""
+        model, data, kind = self.model, self._home, self.model.geom_type[geom]
+        turned = np.abs(data.geom_xmat[other].reshape(3, 3).T @ _S @ data.geom_xmat[geom].reshape(3, 3))
+        axes = turned[2:, 2:] if kind in _ROUND else turned
+        return (
+            float(np.linalg.norm(data.geom_xpos[other] - target)) <= _SHARE * self._size
+            and np.allclose(model.geom_size[geom], model.geom_size[other], atol=_SHARE * self._size)
+            and np.allclose(model.geom_friction[geom], model.geom_friction[other], rtol=_SHARE)
+            and (kind not in _TURNED or np.allclose(axes, np.eye(len(axes)), atol=0.1))
+        )
+
+    def _paired_sites(self) -> np.ndarray:
+        """Mirror images of sites; a site without one, such as that of an IMU beside the plane, is its own."""
+        model, data, image = self.model, self._home, np.arange(self.model.nsite)
+        for site in range(model.nsite):
+            target = self._mirrored(data.site_xpos[site])
+            same = np.flatnonzero(model.site_bodyid == self.bodies[model.site_bodyid[site]])
+            near = [s for s in same if np.linalg.norm(data.site_xpos[s] - target) <= _SHARE * self._size]
+            image[site] = site if not near or site in near else near[0]
+        return image
+
+    def _paired_joints(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mirror images of joints, and the sign of each joint's position relative to home."""
+        model, data = self.model, self._home
+        order, signs = np.arange(model.njnt), np.ones(model.njnt)
+        for joint in range(model.njnt):
+            body, kind = int(model.jnt_bodyid[joint]), model.jnt_type[joint]
+            image = self.bodies[body]
+            place = joint - model.body_jntadr[body]
+            if model.body_jntnum[image] <= place or model.jnt_type[model.body_jntadr[image] + place] != kind:
+                raise refused(f"{self.named('joint', joint)} has no mirror image on {self.named('body', image)}")
+            other = order[joint] = int(model.body_jntadr[image] + place)
+            if kind == mujoco.mjtJoint.mjJNT_BALL or (kind == mujoco.mjtJoint.mjJNT_FREE and image != body):
+                raise refused(f"{self.named('joint', joint)} is a ball joint or one of two free ones, without a mirror")
+            if kind == mujoco.mjtJoint.mjJNT_FREE:
+                continue
+            hinge = kind == mujoco.mjtJoint.mjJNT_HINGE
+            axis = (AXIAL if hinge else VECTOR).sign * data.xaxis[joint]
+            along = float(axis @ data.xaxis[other])
+            apart = self._mirrored(data.xanchor[joint]) - data.xanchor[other]
+            # Only the part across the axis counts: a hinge may be anywhere on its axis.
+            across = apart - (apart @ data.xaxis[other]) * data.xaxis[other]
+            if abs(along) < 1 - _SHARE or (hinge and np.linalg.norm(across) > _SHARE * self._size):
+                pair = f"{self.named('joint', joint)} and {self.named('joint', other)}"
+                raise refused(f"the axes of {pair} are no mirror images at home")
+            signs[joint] = np.sign(along)
+            self._same("joint", joint, other, self._joint_facts(joint, signs[joint]), self._joint_facts(other, 1.0))
+        return order, signs
+
+    def _joint_facts(self, joint: int, sign: float) -> dict[str, Any]:
+        model, dof, place = self.model, self.model.jnt_dofadr[joint], self.model.jnt_qposadr[joint]
+        limits = model.jnt_range[joint] - self.robot.home[place] if model.jnt_limited[joint] else np.zeros(2)
+        spring = model.qpos_spring[place] - self.robot.home[place] if np.any(model.jnt_stiffness[joint]) else 0.0
+        facts = {name: getattr(model, field)[joint] for name, field in _JOINT_FACTS.items()}
+        facts |= {name: getattr(model, field)[dof] for name, field in _DOF_FACTS.items()}
+        return {**facts, "range": np.sort(sign * limits), "rest of the spring": sign * spring}
+
+    def _of_state(self, signs: np.ndarray) -> tuple[Reflection, Reflection]:
+        """The reflections of positions and of velocities."""
+        model, parts = self.model, []
+        for joint in range(model.njnt):
+            if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE:
+                parts.append((joined([VECTOR, Reflection.of_signs(1, -1, 1, -1)]), joined([VECTOR, AXIAL])))
+            else:
+                parts.append((Reflection.of_signs(signs[joint]),) * 2)
+        result = []
+        for k, (place, size) in enumerate(((model.jnt_qposadr, model.nq), (model.jnt_dofadr, model.nv))):
+            order, sign = np.arange(size), np.ones(size, np.float32)
+            for joint, part in enumerate(parts):
+                at = slice(place[joint], place[joint] + len(part[k].order))
+                order[at] = place[self.joints[joint]] + part[k].order
+                sign[at] = parts[int(self.joints[joint])][k].sign
+            result.append(Reflection(order, sign))
+        return result[0], result[1]
+
+    def _paired_actuators(self) -> Reflection:
+        model, data, nu = self.model, self._home, self.model.nu
+        moments = np.zeros((nu, model.nv))
+        mujoco.mju_sparse2dense(
+            moments, data.actuator_moment, data.moment_rownnz, data.moment_rowadr, data.moment_colind
+        )
+        order, signs = np.arange(nu), np.ones(nu, np.float32)
+        for actuator in range(nu):
+            images, force = self.dofs(moments[actuator]), np.linalg.norm(moments[actuator])
+            found = {
+                other: sign
+                for sign in (-1.0, 1.0)
+                for other in range(nu)
+                if force and np.linalg.norm(sign * images - moments[other]) <= _SHARE * force
+            }
+            if not found:
+                raise refused(f"{self.named('actuator', actuator)} has no mirror image that moves the mirrored joints")
+            equal = [o for o, s in found.items() if not self._different(*self._both_actuators(actuator, o, s))]
+            other = order[actuator] = (equal or list(found))[0]
+            signs[actuator] = found[other]
+            self._same("actuator", actuator, other, *self._both_actuators(actuator, other, found[other]))
+        return Reflection(order, signs[order])
+
+    def _both_actuators(self, one: int, other: int, sign: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self._actuator_facts(one, sign), self._actuator_facts(other, 1.0)
+
+    def _actuator_facts(self, i: int, sign: float) -> dict[str, Any]:
+        model, actuator = self.model, self.robot.actuators[i]
+        limited = bool(model.actuator_forcelimited[i])
+        controls = np.array([actuator.low, actuator.high]) - actuator.home
+        return {
+            "gain": model.actuator_gainprm[i],
+            "gains": model.actuator_biasprm[i][1:],
+            "dynamics": model.actuator_dynprm[i],
+            "control range": np.sort(sign * controls),
+            "scale of the action": actuator.half_range,
+            "force range": np.sort(sign * model.actuator_forcerange[i]) if limited else np.zeros(2),
+            "force at home": sign * self._home.actuator_force[i] / actuator.force,
+        }
+
+    # --- differences
+
+    def _different(self, facts: Mapping[str, Any], others: Mapping[str, Any]) -> str | None:
+        """The first fact that differs, with both numbers."""
+        for name, value in facts.items():
+            a, b = np.asarray(value, float), np.asarray(others[name], float)
+            share = _INERTIA_SHARE if name == "inertia" else _SHARE
+            scale = max(float(np.abs(np.where(np.isfinite(x), x, 0.0)).max(initial=0.0)) for x in (a, b))
+            floor = _SHARE if name == "force at home" else 1e-9
+            if not np.allclose(a, b, rtol=0.0, atol=max(share * scale, floor)):
+                return f"{name} differs: {_text(a)}, mirrored, is not {_text(b)}"
+        return None
+
+    def _same(self, kind: str, one: int, other: int, facts: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+        different = self._different(facts, others)
+        if different is not None:
+            raise refused(f"{self.named(kind, one)} and {self.named(kind, other)} are no mirror images: {different}")
+
+
+def largest(values: np.ndarray) -> np.ndarray:
+    """Largest absolute value of each element over all states `[states, n]`, at least a share of the largest of all."""
+    each = np.abs(values).max(axis=0)
+    return np.asarray(np.maximum(each, max(_SMALL * float(each.max(initial=0.0)), 1e-6)))
+
+
+def _text(values: np.ndarray) -> str:
+    return " ".join(f"{x:.4g}" for x in np.atleast_1d(values).ravel()[:6])

@@ -1,0 +1,154 @@
+"""The mirror of a robot's task, checked on the model itself: in mirrored states everything must be mirrored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import mujoco
+import numpy as np
+
+from rlstable.device.reflection import Mirror, Reflection
+from rlstable.robot import actions, terms
+from rlstable.robot.environment import RobotEnv
+from rlstable.robot.lists import KEY
+from rlstable.robot.memory import Memory
+from rlstable.robot.mirror import SHARE_OF_STEP, VECTOR, RobotMirror, largest, refused
+from rlstable.robot.observing import Observer
+from rlstable.robot.reflections import Reflections
+
+_STATES = 8  # random states near home in which the mirror is checked
+_NOISE, _SPEED = 0.1, 0.5  # largest changes of positions from home, in m and rad, and velocities, in m/s and rad/s
+
+Random = np.random.Generator
+
+
+class _State(NamedTuple):
+    """A state of the physics, with C MuJoCo's data in the shapes of MJX."""
+
+    qpos: np.ndarray
+    qvel: np.ndarray
+    ctrl: np.ndarray
+    data: Any
+
+
+def mirror_of(env: RobotEnv) -> Mirror:
+    """The mirror of a robot's task; raises ConfigError that names the first part or term without a mirror image."""
+    mirror, random = RobotMirror(env.robot), np.random.default_rng(0)
+    pairs = [_pair(env, mirror, random) for _ in range(_STATES)]
+    _check_steps(mirror, pairs)
+    reflections = Reflections(mirror, env.lists.commands, [(a.data, b.data) for a, b in pairs])
+    moments = [_moments(env, mirror, reflections.commands, pair, random) for pair in pairs]
+    observations = {}
+    for name, observer in env.observers.items():
+        observations[name], newest = reflections.of_observer(observer)
+        _check_observation(env, observer, newest, moments)
+    _check_rewards(env, moments)
+    return Mirror(observations, mirror.actuators)
+
+
+def _pair(env: RobotEnv, mirror: RobotMirror, random: Random) -> tuple[_State, _State]:
+    """A random state near home, and its mirror image."""
+    robot, model = env.robot, env.robot.model
+    qpos = robot.home.copy()
+    for joint in range(model.njnt):
+        at = int(model.jnt_qposadr[joint])
+        if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE:
+            turn = np.zeros(4)
+            mujoco.mju_euler2Quat(turn, random.uniform(-_NOISE, _NOISE, 3), "xyz")
+            mujoco.mju_mulQuat(qpos[at + 3 : at + 7], robot.home[at + 3 : at + 7], turn)
+            continue
+        qpos[at] += random.uniform(-_NOISE, _NOISE)
+        if model.jnt_limited[joint]:
+            qpos[at] = np.clip(qpos[at], *model.jnt_range[joint])
+    qvel = random.uniform(-_SPEED, _SPEED, model.nv)
+    moved = random.uniform(-1, 1, model.nu) * actions.scales(robot, env.task.actions)
+    home, low, high = (robot.of_actuators(name) for name in ("home", "low", "high"))
+    ctrl = np.clip(home + moved, low, high)
+    images = mirror.qpos(qpos), mirror.dofs(qvel), mirror.ctrl(ctrl)
+    return _State(qpos, qvel, ctrl, robot.forward(qpos, qvel, ctrl)), _State(*images, robot.forward(*images))
+
+
+def _check_steps(mirror: RobotMirror, pairs: list[tuple[_State, _State]]) -> None:
+    """Compares the mirror image of a control step with the control step of the mirror image."""
+    changes, errors = [], []
+    for state, image in pairs:
+        after = _stepped(mirror, state)
+        changes.append(mirror.dofs(after - state.qvel))
+        errors.append(mirror.dofs(after) - _stepped(mirror, image))
+    beyond = np.abs(np.stack(errors)).max(axis=0) / largest(np.stack(changes))
+    worst = int(np.argmax(beyond))
+    if not beyond[worst] <= SHARE_OF_STEP:
+        joint = mirror.named("joint", int(mirror.model.dof_jntid[worst]))
+        raise refused(f"a step of the mirrored robot is not the mirrored step: {joint} moves differently")
+
+
+def _stepped(mirror: RobotMirror, state: _State) -> np.ndarray:
+    """Velocities after a control step."""
+    data = mujoco.MjData(mirror.model)
+    data.qpos[:], data.qvel[:], data.ctrl[:] = state.qpos, state.qvel, state.ctrl
+    mujoco.mj_step(mirror.model, data, mirror.robot.substeps)
+    return np.array(data.qvel)
+
+
+_Moment = tuple[Any, Memory, jax.Array]
+
+
+def _moments(
+    env: RobotEnv, mirror: RobotMirror, commands: Mapping[str, Reflection], pair: tuple[_State, _State], random: Random
+) -> tuple[_Moment, _Moment]:
+    """The arguments of terms in a state, with a random memory, and in its mirror image."""
+    robot, count = env.robot, len(env.robot.feet)
+
+    def drawn(*shape: int) -> np.ndarray:
+        return random.uniform(-1, 1, shape).astype(np.float32)
+
+    key = jax.random.PRNGKey(0)
+    shapes = jax.eval_shape(lambda k: env.first_memory(pair[0].data, k, k), key)
+    memory = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes).replace(
+        command={name: drawn(len(reflection.order)) for name, reflection in commands.items()},
+        actions=drawn(*shapes.actions.shape),
+        contact=np.asarray(robot.foot_contacts(pair[0].data)),
+        air_time=np.abs(drawn(count)),
+        landed_after=np.abs(drawn(count)),
+        foot_positions=np.asarray(robot.foot_positions(pair[0].data)),
+        foot_velocities=drawn(count, 3),
+    )
+    image = memory.replace(
+        command={name: commands[name](x) for name, x in memory.command.items()},
+        actions=mirror.actuators(memory.actions),
+        contact=np.asarray(robot.foot_contacts(pair[1].data)),
+        air_time=memory.air_time[mirror.feet],
+        landed_after=memory.landed_after[mirror.feet],
+        foot_positions=np.asarray(robot.foot_positions(pair[1].data)),
+        foot_velocities=VECTOR(memory.foot_velocities[mirror.feet]),
+    )
+    return (pair[0].data, memory, memory.actions[0]), (pair[1].data, image, image.actions[0])
+
+
+def _check_observation(
+    env: RobotEnv, observer: Observer, newest: Reflection, moments: list[tuple[_Moment, _Moment]]
+) -> None:
+    names = [part.name for part in observer.parts for _ in range(part.size)]
+    clocks = np.array([terms.mirror_of(observer.functions[name]) == "clock" for name in names])
+
+    def vector(moment: _Moment) -> np.ndarray:
+        return np.concatenate([np.asarray(f(env.robot, *moment)) for f in observer.functions.values()])
+
+    here = np.stack([newest(vector(one)) for one, _ in moments])
+    there = np.stack([vector(other) for _, other in moments])
+    # A clock does not depend on the state, so its mirror image, half a cycle later, cannot be compared.
+    apart = np.where(clocks, 0.0, np.abs(here - there).max(axis=0) / largest(here))
+    worst = int(np.argmax(apart))
+    if not apart[worst] <= SHARE_OF_STEP:
+        raise refused(f"{observer.key}.{names[worst]}: in the mirrored state it is not the mirror image")
+
+
+def _check_rewards(env: RobotEnv, moments: list[tuple[_Moment, _Moment]]) -> None:
+    """Rewards and endings are the same in a state and in its mirror image."""
+    for kind in ("rewards", "endings"):
+        for name, function in getattr(env.lists, kind).items():
+            here, there = (np.array([float(function(env.robot, *pair[side])) for pair in moments]) for side in (0, 1))
+            if not np.abs(here - there).max() <= SHARE_OF_STEP * max(np.abs(here).max(), 1e-6):
+                raise refused(f"{KEY}.{kind}.{name}: in the mirrored state its value is another")
