@@ -149,7 +149,7 @@ def metadata(fps: float | None) -> dict[str, Any]:
     return {"render_modes": []} if fps is None else {"render_modes": ["rgb_array"], "render_fps": round(fps)}
 
 
-def _checked(action: np.ndarray, space: spaces.Box) -> np.ndarray:
+def _checked(action: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
     array = np.asarray(action, np.float32)
     if array.shape != space.shape:
         raise ValueError(f"step: the action has the shape {array.shape}, this environment takes {space.shape}")

@@ -92,7 +92,7 @@ class RobotEnv:
     @property
     def policy_parts(self) -> list[Part]:
         """The terms of the policy's observation, in their order."""
-        return self._observers["state"].parts
+        return self.observers["state"].parts
 
     def reset(self, rng: jax.Array) -> State:
         keys = jax.random.split(rng, 3)
