@@ -13,8 +13,9 @@ import jax
 import mujoco
 import numpy as np
 
+from rlstable.config.curriculum import Curriculum
 from rlstable.config.robot import TaskConfig
-from rlstable.robot import actions, build
+from rlstable.robot import actions, build, terms
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Part
@@ -80,7 +81,7 @@ def _observation(env: RobotEnv, part: Part) -> Entry:
     config = part.config
     term = config.path(part.name)
     delay = {"least": config.delay[0], "most": config.delay[1]}
-    shown = {"scale": config.scale, "clip": config.clip, "noise": config.noise}
+    shown = {"scale": config.scale, "clip": config.clip, "noise": _last(config.noise)}
     parameters = _parameters(env.lists.observations[part.name])
     return {
         "name": part.name, "term": term, "size": part.size, **shown, "history": config.history, "delay": delay,
@@ -119,16 +120,18 @@ def _command(env: RobotEnv, name: str) -> Entry:
     """A command; `low`, `high` and `default` are null for a command of the user's own."""
     robot, config, function = env.robot, env.task.commands[name], env.lists.commands[name]
     term, parameters = config.path(name), _parameters(function)
-    size = int(jax.eval_shape(lambda key: function(robot, key), jax.random.PRNGKey(0)).shape[0])
+    last = terms.with_grown(function, np.inf)
+    size = int(jax.eval_shape(lambda key: last(robot, key), jax.random.PRNGKey(0)).shape[0])
     low, high, default = None, None, None
     if term == "velocity":
-        low, high = np.array([parameters[part] for part in ("forward", "sideways", "turn")]).T.tolist()
+        drawn = np.array([parameters[part] for part in ("forward", "sideways", "turn")]).T
+        low, high = (drawn * robot.steerable).tolist()
         default = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
     elif term == "pose":
         reachable = robot.reachable(robot.site(parameters["site"]))
         low, high, default = (_shortest(x) for x in (reachable.min(axis=0), reachable.max(axis=0), reachable[0]))
-    ranges = {"low": low, "high": high, "default": default}
-    return {"name": name, "term": term, "size": size, "resample": config.resample, **ranges, "parameters": parameters}
+    limits = {"low": low, "high": high, "default": default}
+    return {"name": name, "term": term, "size": size, "resample": config.resample, **limits, "parameters": parameters}
 
 
 def _actuator(actuator: Any) -> Entry:
@@ -174,7 +177,12 @@ def _converted(model: mujoco.MjModel, actuator: int) -> Entry:
 
 
 def _parameters(function: Any) -> Entry:
-    return dict(getattr(function, "keywords", {}))
+    return {key: _last(value) for key, value in getattr(function, "keywords", {}).items()}
+
+
+def _last(value: Any) -> Any:
+    """A value of the configuration; a curriculum's at its end."""
+    return value.end if isinstance(value, Curriculum) else value
 
 
 def _name(model: mujoco.MjModel, kind: str, index: int) -> str:

@@ -119,6 +119,16 @@ class Robot:
     def dof_of_joints(self) -> np.ndarray:
         return np.array([joint.dof for joint in self.joints], int)
 
+    @functools.cached_property
+    def steerable(self) -> np.ndarray:
+        """1 for each of forward, sideways and turning that joints allow the root body at home, else 0."""
+        linear, angular = np.zeros((3, self.model.nv)), np.zeros((3, self.model.nv))
+        at_home = geometry.in_pose(self.model, self.home)
+        mujoco.mj_jacBody(self.model, at_home, linear, angular, self.root)
+        own = at_home.xmat[self.root].reshape(3, 3).T
+        moved = np.stack([*(own @ linear)[:2], (own @ angular)[2]])
+        return (np.abs(moved).max(axis=1, initial=0.0) > 1e-6).astype(np.float32)
+
     def of_joints(self, field: str) -> np.ndarray:
         """A number of every joint."""
         return np.array([getattr(joint, field) for joint in self.joints], np.float32)

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,24 @@ FOLDER = Path(__file__).parent
 class Task:
     """One task and what is published about it; see `tasks.yaml`."""
 
-    source: str  # brax or playground
+    source: str  # brax, playground or robot
     name: str
-    record: Mapping[str, tuple[float, float]]  # published returns, and their steps in millions, by source
+    record: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # published; see tasks.yaml
     trivial: float | None = None  # return of a policy that learned nothing
+    env: str | None = None  # ready task of a robot
+    model: str | None = None  # model file of a robot, below the repository or an installed package
+    most: float | None = None  # return of a robot with the greatest rewards from the first to the last step
 
     @property
     def command(self) -> list[str]:
         """The overrides of the plain command."""
+        if self.model is not None:
+            return [f"env={self.env}", f"env.xml={_found(self.model)}"]
         return [f"env={self.name}"] if self.source == "brax" else ["env=playground", f"env.name={self.name}"]
+
+
+def _found(model: str) -> Path:
+    return ROOT / model if (ROOT / model).exists() else Path(str(distribution(model.split("/")[0]).locate_file(model)))
 
 
 @functools.cache
@@ -64,6 +74,7 @@ def recipe(overrides: Sequence[str]) -> str:
     """Returns a digest of everything that the recipe decides."""
     config = compose(list(overrides)).model_dump(mode="json")
     decided = {name: config[name] for name in ("total_steps", "ppo", "network", "guards", "env")}
+    decided["env"]["xml"] = None  # a path of one machine
     return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -20,6 +20,7 @@ _HEADER = (
     "task", "recipe", "steps, millions", "minutes", "last return, IQM [95 %]", "least seed", "handed over, IQM",
     "curve", "below 0.8 of the best: at the end", "ever", "public record", "ratio", "another record",
 )  # fmt: skip
+_ROBOTS = ("task", "model", *_HEADER[1:10], "greatest possible", "ratio")
 _SOURCES = {"zoo": "Zoo", "slm": "SLM-Lab", "reppo": "Brax PPO"}
 
 
@@ -59,24 +60,27 @@ def line(rows: Sequence[Row], name: str, task: "Task") -> list[str]:
     shares = [kept(values) for values in curves]
     ended = sum(values[-1] < KEPT for values in shares)
     ever = sum(values[values.argmax() :].min() < KEPT for values in shares)
-    records = [f"{_SOURCES[source]} {value:,.4g} ({steps:g} million)" for source, (value, steps) in task.record.items()]
-    first = next(iter(task.record.values()), None)
-    return [
-        task.name, own[0]["name"], f"{own[0]['steps'][-1] / 1e6:.2g}", f"{own[0]['minutes']:.1f}",
+    cells = [
+        own[0]["name"], f"{own[0]['steps'][-1] / 1e6:.2g}", f"{own[0]['minutes']:.1f}",
         f"{last.value:,.4g}" + ("" if last.low is None else f" [{last.low:,.4g}, {last.high:,.4g}]"),
         f"{min(values[-1] for values in curves):,.4g}", f"{given:,.4g}", sparkline(curves),
         f"{ended} of {len(own)}", f"{ever} of {len(own)}",
-        records[0] if records else "none", "" if first is None else f"{last.value / first[0]:.2f}",
-        ", ".join(records[1:]),
     ]  # fmt: skip
+    if task.model is not None and task.most is not None:
+        return [f"{task.env}", f"`{task.model}`", *cells, f"{task.most:g}", f"{last.value / task.most:.2f}"]
+    records = [f"{_SOURCES[source]} {value:,.4g} ({steps:g} million)" for source, (value, steps) in task.record.items()]
+    first = next(iter(task.record.values()), None)
+    ratio = "" if first is None else f"{last.value / first[0]:.2f}"
+    return [task.name, *cells, records[0] if records else "none", ratio, ", ".join(records[1:])]
 
 
 def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path) -> None:
     trained = {name: task for name, task in tasks.items() if any(row["task"] == name for row in rows)}
     parts = {}
-    for source in ("brax", "playground"):
+    tables = {"brax": (_HEADER, (0, 1, 7)), "playground": (_HEADER, (0, 1, 7)), "robot": (_ROBOTS, (0, 1, 2, 8))}
+    for source, (header, texts) in tables.items():
         lines = [line(rows, name, task) for name, task in trained.items() if task.source == source]
-        parts[source] = "\n".join(pages.table(_HEADER, lines, (0, 1, 7))) if lines else "Not trained yet."
+        parts[source] = "\n".join(pages.table(header, lines, texts)) if lines else "Not trained yet."
     compared = [
         interquartile_mean([curve(row)[-1] for row in latest(rows, name)]) / next(iter(task.record.values()))[0]
         for name, task in trained.items()

@@ -89,6 +89,21 @@ def test_commands_have_ranges_and_a_default() -> None:
     assert np.linalg.norm(np.array(pose["default"]) - [0, 0, 0.5]) <= 0.551  # the arm's length
 
 
+def test_curriculum_is_its_end_in_the_contract() -> None:
+    words = (
+        "env.task.commands.velocity.forward=[[0,0.1],[-1,2],1000]",
+        "+env.task.observations.gyro.noise=[0,0.2,1000]",
+    )
+    found = json.loads(json.dumps(of("robot_velocity", "quadruped", *words)))
+    assert found["commands"][0]["low"][0] == -1 and found["commands"][0]["high"][0] == 2
+    assert {entry["name"]: entry["noise"] for entry in found["observations"]}["gyro"] == 0.2
+
+
+def test_planar_robot_is_commanded_forward_only() -> None:
+    (command,) = of("robot_velocity", "hopper")["commands"]
+    assert command["low"] == [-0.5, 0.0, 0.0] and command["high"] == [1.0, 0.0, 0.0]
+
+
 def test_motors_have_no_gains_and_their_limits_are_null_without_a_range() -> None:
     found = of("robot", "hopper")
     assert found["joint_stiffness"] == [0.0] * len(found["joint_names"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import brax
+import jax
 import mujoco
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from moments import HOME_HEIGHT, MODELS, config, environment, robot
 from rlstable.config import ConfigError
 from rlstable.robot.environment import RobotEnv
 
+KEY = jax.random.PRNGKey(0)
 FEET = ["front_left_foot", "front_right_foot", "rear_left_foot", "rear_right_foot"]
 
 
@@ -175,3 +177,14 @@ def test_servo_without_a_gain_is_one_line() -> None:
 def test_ready_task_fits_a_model_that_it_has_never_seen(task: str, model: str) -> None:
     env = environment(task, model)
     assert env.action_size == env.mj_model.nu
+
+
+@pytest.mark.parametrize("model, expected", [("quadruped", [1, 1, 1]), ("hopper", [1, 0, 0]), ("cart_pole", [1, 0, 0])])
+def test_robot_is_steered_where_joints_let_its_root_move(model: str, expected: list[int]) -> None:
+    assert robot(model).steerable.tolist() == expected
+
+
+def test_command_has_no_direction_in_which_the_robot_cannot_move() -> None:
+    env = environment("robot_velocity", "hopper", "+env.task.commands.velocity.stand=0")
+    drawn = np.asarray(jax.vmap(lambda key: env.lists.commands["velocity"](env.robot, key))(jax.random.split(KEY, 16)))
+    assert (np.abs(drawn[:, 0]) > 0).all() and not drawn[:, 1:].any()

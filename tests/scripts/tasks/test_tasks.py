@@ -1,6 +1,7 @@
 """The study of all tasks: its list of tasks, its page, and the thresholds of `make learn`."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +32,25 @@ def test_every_brax_task_and_the_control_suite_are_listed():
 def test_command_of_a_task_is_the_plain_one():
     assert study.tasks()["brax:walker2d"].command == ["env=walker2d"]
     assert study.tasks()["playground:CheetahRun"].command == ["env=playground", "env.name=CheetahRun"]
+
+
+def test_models_of_robots_are_found_in_the_repository_and_in_packages():
+    listed = [task for task in study.tasks().values() if task.source == "robot"]
+    assert listed and all(Path(task.command[1].removeprefix("env.xml=")).is_file() for task in listed)
+    assert study.tasks()["robot:ant_velocity"].command[0] == "env=robot_velocity"
+
+
+def test_recipe_of_a_robot_does_not_depend_on_the_folder_of_its_model(tmp_path):
+    command = study.tasks()["robot:hopper_velocity"].command
+    copy = tmp_path / "other.xml"
+    copy.write_bytes(Path(command[1].removeprefix("env.xml=")).read_bytes())
+    assert study.recipe(command) == study.recipe([command[0], f"env.xml={copy}"])
+
+
+def test_line_of_a_robot_has_its_model_and_the_share_of_the_greatest_return():
+    task = Task("robot", "arm", env="robot_reach", model="models/arm.xml", most=4.0)
+    cells = page.line([row(0, [1.0, 3.0])], "brax:hopper", task)
+    assert cells[:3] == ["robot_reach", "`models/arm.xml`", "cpu"] and cells[-2:] == ["4", "0.75"]
 
 
 def test_every_threshold_is_far_above_what_a_trivial_policy_returns():
