@@ -102,7 +102,7 @@ class FuzzedEnvs(VectorEnv):
 class CorruptedPPO(PPO):
     """PPO with corrupted samples or gradients."""
 
-    corruption: Corruption
+    corruption: Any = None
 
     def collect(self, state: TrainState, key: jax.Array) -> Rollout:
         rollout = super().collect(state, key)

@@ -78,7 +78,7 @@ def test_help_and_cfg_job_print_recipes_and_configuration_without_a_run_folder(
     assert run("--help") == 0
     printed = capsys.readouterr().out
     assert "python -m rlstable.train env=humanoid" in printed
-    assert "env: ant, fast, halfcheetah, hopper" in printed
+    assert "env: ant, fast, gymnasium, halfcheetah, hopper" in printed
     assert run("env=ant", "ppo=ant", "guards=strict", "--cfg", "job") == 0
     composed = yaml.safe_load(capsys.readouterr().out)
     assert composed["env"]["name"] == "ant"

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import mujoco
 
+from rlstable.compilation.compatibility import mjx_arrays
+
 _IMPL = ("cinert", "cfrc_ext")  # arrays that MJX keeps in a part of its state
 
 
@@ -33,7 +35,7 @@ class View:
         return self.arguments[name]
 
     def array(self, name: str) -> jax.Array:
-        owner = self.data._impl if name in _IMPL and hasattr(self.data, "_impl") else self.data
+        owner = mjx_arrays(self.data) if name in _IMPL else self.data
         return getattr(owner, name)
 
     def body(self, name: str | int) -> jax.Array:

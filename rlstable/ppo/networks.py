@@ -160,7 +160,7 @@ class Networks:
         return self._distribution(params, memory)[0], memory
 
     def over_time(self, params: Params, statistics: Statistics, data: Collected) -> tuple[Normal, Activity]:
-        """Like `distribution` for unrolls `[T, B]`; a recurrent policy runs through each from the state at its start.
+        """Distributions of unrolls `[T, B]`; a recurrent policy runs through each from the state at its start.
 
         The state is 0 after the end of an episode, as in the environments. Gradients flow back to the unroll's start.
         """

@@ -215,7 +215,7 @@ class Given:
 
     config = NetworkConfig()
 
-    def distribution(self, params: Any, statistics: Any, observation: Any) -> tuple[Normal, dict[str, jax.Array]]:
+    def over_time(self, params: Any, statistics: Any, data: Any) -> tuple[Normal, dict[str, jax.Array]]:
         return Normal(params["loc"], jnp.ones_like(params["loc"])), {}
 
     def value(self, params: Any, statistics: Any, observation: Any) -> jax.Array:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from moments import moment
 from mujoco import mjx
-from test_values import ARM, CART_POLE, CASES, QUADRUPED, Case, trunk, turned
+from test_term_values import ARM, CART_POLE, CASES, QUADRUPED, Case, trunk, turned
 
 from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, Simulations
 from rlstable.envs.native import Pipeline

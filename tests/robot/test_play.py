@@ -202,7 +202,7 @@ def test_policy_without_a_contract_is_refused(tmp_path: Path, capsys: pytest.Cap
     from rlstable.export.graph import to_onnx
 
     plain = tmp_path / "plain.onnx"
-    plain.write_bytes(to_onnx(lambda x: x, 2, ("observation", "action")).SerializeToString())
+    plain.write_bytes(to_onnx(lambda x: x, {"observation": 2}, {"action": 2}).SerializeToString())
     assert run(str(plain)) == 2
     assert f"{plain} has no contract of a robot; play is for policies that were trained with env=robot" in (
         capsys.readouterr().err

@@ -166,7 +166,7 @@ def lean(robot: Any, data: Any, memory: Any, action: Any) -> Any:
     return robot.rotation(data)[2, :1]
 
 
-OWN = "+env.task.observations.lean={term: 'test_contract:lean'}"
+OWN = "+env.task.observations.lean={term: 'test_robot_contract:lean'}"
 
 
 def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -201,7 +201,7 @@ def test_term_of_the_users_own_is_exported_and_refused_by_play(
     assert exit_code(export, f"run={tmp_path}", "format=onnx") == 0
     assert exit_code(play.main, str(tmp_path / "export" / "policy.onnx")) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("rlstable: observation lean: its term test_contract:lean is a function of your own")
+    assert line.startswith("rlstable: observation lean: its term test_robot_contract:lean is a function of your own")
 
 
 def test_terms_that_a_strangers_folder_names_are_imported_only_with_trust(
@@ -210,5 +210,5 @@ def test_terms_that_a_strangers_folder_names_are_imported_only_with_trust(
     opened(tmp_path, monkeypatch, OWN)
     tmp_path.chmod(0o777)
     assert exit_code(export, f"run={tmp_path}") == 2
-    assert "env.task: test_contract:lean" in capsys.readouterr().err
+    assert "env.task: test_robot_contract:lean" in capsys.readouterr().err
     assert exit_code(export, f"run={tmp_path}", "trust=true", "format=onnx") == 0
