@@ -74,8 +74,7 @@ def _without_history(
         backend = "mjx" if config.backend == "auto" and config.impl != "auto" else config.backend
     elif config.source == "robot":
         backend = config.backend
-        if backend not in ("auto", "native", "mjx"):
-            raise ConfigError(f"env.backend: {backend} is not for robots; choose auto, native or mjx")
+        require_mujoco(config)
         if kwargs:
             raise ConfigError("env.kwargs: a robot has none; change env.task, and leave eval.env_kwargs=null")
     else:

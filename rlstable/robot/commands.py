@@ -22,10 +22,7 @@ def velocity(
     turn: GrowingRange,
     stand: Share = 0.1,
 ) -> jax.Array:
-    """Velocities of the root body forward and sideways in m/s and turning in rad/s, uniform; all 0 for a share.
-
-    A direction in which the root body cannot move, as sideways in a planar model, is 0.
-    """
+    """Velocities forward and sideways in m/s and turning in rad/s, uniform; 0 where it cannot move; 0 for a share."""
     key, key_stand = jax.random.split(key)
     low, high = jnp.array([forward, sideways, turn]).T
     drawn = jax.random.uniform(key, (3,), minval=low, maxval=high) * robot.steerable

@@ -99,7 +99,7 @@ def test_history_of_one_leaves_the_environment_as_it_is() -> None:
     assert with_history(env, 1) is env
 
 
-@pytest.mark.parametrize("backend", ["native", "mjx"])
+@pytest.mark.parametrize("backend", ["native", pytest.param("mjx", marks=pytest.mark.slow)])
 def test_native_physics_and_mjx_stack_observations(backend: str) -> None:
     plain, deep = (
         load_env(EnvConfig(source="import", name="ball:Stick", backend=backend, history=length)) for length in (1, 2)

@@ -59,7 +59,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
                                   "CartpoleBalance with ctrl_dt='fast', impl='jax': TypeError: "),
     "pixels": ({"kwargs": {"vision": True}}, "env.kwargs: rlstable does not train on pixels; leave vision=false"),
     "a backend of Brax": ({"backend": "spring"}, "env.backend: spring is for Brax's environments; choose auto, native "
-                          "or mjx for Playground's"),
+                          "or mjx for env=playground"),
     "an implementation of MJX without MJX": ({"backend": "native", "impl": "jax"}, "env.impl: jax is of MJX; set "
                                              "env.backend=mjx, or env.impl=auto for C MuJoCo"),
     "no choice of implementation": ({"name": "AeroCubeRotateZAxis", "impl": "jax"}, "env.impl: AeroCubeRotateZAxis "

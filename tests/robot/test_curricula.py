@@ -122,6 +122,7 @@ def test_training_sets_the_steps_trained_before_each_iteration(tmp_path: Path) -
         loop.close()
 
 
+@pytest.mark.slow
 def test_curriculum_continues_exactly_after_a_resume(tmp_path: Path) -> None:
     words = ["env=robot_velocity", f"env.xml={MODELS / 'quadruped.xml'}", "ppo=default", *SIZES, FORWARD, "devices=1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -227,6 +227,7 @@ def test_function_of_the_user_with_a_mirror_rule_is_mirrored() -> None:
     np.testing.assert_array_equal(own.observations["state"].sign[-3:], [1, -1, 1])
 
 
+@pytest.mark.slow
 def test_run_learns_from_mirror_images(tmp_path: Path) -> None:
     words = ["env=robot_swingup", f"env.xml={MODELS / 'cart_pole.xml'}", "ppo=default", "total_steps=128", *SIZES]
     words += ["ppo.symmetry=auto", "eval.num_evals=0", f"hydra.run.dir={tmp_path}"]

@@ -78,7 +78,13 @@ MISTAKES = {
         ["+env.task.observations.sensor={name: compass}"],
         "env.task.observations.sensor.sensor: the model has no sensor 'compass'; it has gyro, accelerometer",
     ),
-    "engine of Brax": (["env.backend=spring"], "env.backend: spring is not for robots"),
+    "engine of Brax": (
+        ["env.backend=spring"],
+        "env.backend: spring is for Brax's environments; choose auto, native or mjx for env=robot",
+    ),
+        ["env.backend=spring"],
+        "env.backend: spring is for Brax's environments; choose auto, native or mjx for env=robot",
+    ),
 }
 
 
