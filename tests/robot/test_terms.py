@@ -82,9 +82,6 @@ MISTAKES = {
         ["env.backend=spring"],
         "env.backend: spring is for Brax's environments; choose auto, native or mjx for env=robot",
     ),
-        ["env.backend=spring"],
-        "env.backend: spring is for Brax's environments; choose auto, native or mjx for env=robot",
-    ),
 }
 
 
