@@ -55,7 +55,8 @@ def load_policy(path: Path) -> tuple[Policy, dict[str, Any]]:
     if "model_hash" not in texts:
         raise Refused(f"{path} has no contract of a robot; play is for policies that were trained with env=robot")
 
-    contract = {key: _parsed(text) for key, text in texts.items()}
+    contract: dict[str, Any] = {key: _parsed(text) for key, text in texts.items()}
+    contract["root_body"] = texts["root_body"]  # a name may look like a number
     # A recurrent policy has a second input and a second output, which starts each episode with zeros.
     memory = {"memory": np.zeros((1, contract["memory"]["size"]), np.float32)} if "memory" in contract else {}
 

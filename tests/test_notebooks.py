@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import needs_opengl
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
@@ -43,8 +44,8 @@ def test_notebook_has_no_saved_output(name: str) -> None:
     assert cells and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
 
 
-def test_notebooks_are_break_and_guard_playground_and_quickstart() -> None:
-    assert NAMES == ["break_and_guard", "playground", "quickstart"]
+def test_notebooks_are_those_of_the_docs() -> None:
+    assert NAMES == ["break_and_guard", "playground", "quickstart", "your_robot"]
 
 
 @pytest.mark.slow
@@ -61,9 +62,8 @@ def test_quickstart_notebook_trains_evaluates_and_exports(tmp_path: Path, monkey
 
 def driven(folder: Path) -> float:
     """Return of the exported policy in the example of docs/export.md, which imports neither rlstable nor JAX."""
-    (example,) = re.findall(
-        r"```python\n(import mujoco.*?)```", (FOLDER.parent / "docs" / "export.md").read_text(), re.S
-    )
+    blocks = re.findall(r"```python\n(import mujoco.*?)```", (FOLDER.parent / "docs" / "export.md").read_text(), re.S)
+    (example,) = [block for block in blocks if "inverted_pendulum" in block]
     assert "rlstable" not in example and "jax" not in example
     (folder / "drive.py").write_text(example)
     done = subprocess.run([sys.executable, "drive.py"], cwd=folder, capture_output=True, text=True)
@@ -83,3 +83,14 @@ def test_break_and_guard_notebook_survives_every_fault_with_guards(
     plain = [line for line in said.splitlines() if "guards=off" in line]
     # Without guards at least the faults of the gradient and the optimizer ruin the training.
     assert sum("return None" in line or float(line.split("return")[1].split()[0]) < 500 for line in plain) >= 2, said
+
+
+@pytest.mark.slow
+@needs_opengl
+def test_notebook_of_a_robot_goes_from_the_model_to_the_film(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = executed("your_robot", tmp_path, monkeypatch)
+    run, said = tmp_path / "your_robot" / "robot_reach", printed(notebook)
+    assert "robot_reach: ready" in said and "completed after 6" in said
+    assert float(said.split("; return ")[1].split()[0]) > 2  # of 4; an arm at rest returns about 0.9
+    assert f"film {run / 'film.mp4'}" in said and (run / "film.mp4").stat().st_size > 10_000
+    assert "video/mp4" in kinds(notebook) or "text/html" in kinds(notebook)

@@ -13,7 +13,7 @@ from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
 from rlstable.doctor import trial
 from rlstable.doctor.lints import Finding, inverse_masses, names, short
-from rlstable.robot import actions, build, geometry
+from rlstable.robot import actions, actuators, build, geometry
 from rlstable.robot.model import Robot
 
 Cell = str | float | None
@@ -43,7 +43,7 @@ def facts(robot: Robot, task: TaskConfig, file: str) -> RobotFacts:
 
 def findings(robot: Robot, task: TaskConfig) -> list[Finding]:
     """Findings at home, in the actuators, and in a few simulated seconds."""
-    static = (*_home(robot), *_floor(robot), *_control_ranges(robot), *_light_joints(robot))
+    static = (*_home(robot), *_floor(robot), *_control_ranges(robot), *_light_joints(robot), *_balls(robot))
     return [*static, *trial.findings(robot, task)]
 
 
@@ -164,13 +164,24 @@ def _control_ranges(robot: Robot) -> Iterator[Finding]:
     limited = {joint.name for joint in robot.joints if np.isfinite(joint.low)}
     free = [
         one
-        for one in robot.actuators
-        if not np.isfinite(one.high) and not (one.kind == "position" and one.joint in limited)
+        for i, one in enumerate(robot.actuators)
+        if not np.isfinite(one.high)
+        and not (one.kind == "position" and one.joint in limited)
+        and not (one.kind == "torque" and actuators.force_limits(robot.model, i))
     ]
     if free:
         what = "no control range, so that the task takes controls of -1 to 1 for half of it"
         advice = "ctrlrange of the actuator, as in the motor's data sheet"
         yield Finding("warning", "control range", tuple(one.name for one in free), what, advice)
+
+
+def _balls(robot: Robot) -> Iterator[Finding]:
+    balls = np.flatnonzero(robot.model.jnt_type == mujoco.mjtJoint.mjJNT_BALL)
+    if balls.size:
+        found = tuple(robot.model.joint(j).name or f"joint{j}" for j in balls.tolist())
+        what = "ball joints are in no joint term, so that the policy does not see them"
+        advice = "three hinges in their place, or a framequat sensor of the body and the observation term sensor"
+        yield Finding("warning", "ball joint", found, what, advice)
 
 
 def _light_joints(robot: Robot) -> Iterator[Finding]:

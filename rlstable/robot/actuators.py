@@ -21,13 +21,28 @@ def kind_of(model: mujoco.MjModel, actuator: int) -> str:
     return "velocity" if gain and np.isclose(bias[2], -gain) else "torque"
 
 
+def force_limits(model: mujoco.MjModel, actuator: int) -> list[float]:
+    """Limits of an actuator's force: its own and that of its joint, if they exist."""
+    joint, gear = int(model.actuator_trnid[actuator, 0]), abs(float(model.actuator_gear[actuator, 0]))
+    limits = [model.actuator_forcerange[actuator]] if model.actuator_forcelimited[actuator] else []
+    if _moves_one_joint(model, actuator) and model.jnt_actfrclimited[joint] and gear:
+        limits.append(model.jnt_actfrcrange[joint] / gear)
+    return [float(np.abs(limit).max()) for limit in limits]
+
+
 def force_limit(model: mujoco.MjModel, actuator: int) -> float:
-    """Largest force of an actuator: its own limit, else that of its control range, else that of a control of 1."""
-    if model.actuator_forcelimited[actuator]:
-        return float(np.abs(model.actuator_forcerange[actuator]).max())
+    """Largest force of an actuator: its least limit, else that of its control range, else that of a control of 1."""
     gain = abs(float(model.actuator_gainprm[actuator, 0])) or 1.0
     limited = model.actuator_ctrllimited[actuator]
-    return gain * (float(np.abs(model.actuator_ctrlrange[actuator]).max()) if limited else 1.0)
+    control = float(np.abs(model.actuator_ctrlrange[actuator]).max()) if limited else 1.0
+    return min(force_limits(model, actuator), default=gain * control)
+
+
+def _moves_one_joint(model: mujoco.MjModel, actuator: int) -> bool:
+    """Whether a hinge or a slide is the transmission."""
+    kinds = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
+    of_joint = int(model.actuator_trntype[actuator]) in kinds
+    return of_joint and model.jnt_type[model.actuator_trnid[actuator, 0]] in [int(kind) for kind in _MOVABLE]
 
 
 def add_motors(spec: mujoco.MjSpec) -> None:
@@ -54,10 +69,10 @@ def convert(spec: mujoco.MjSpec, model: mujoco.MjModel, actions: ActionConfig) -
         same = kind_of(model, i) == actions.control and actions.stiffness is None and actions.damping is None
         if same:
             continue
-        if model.actuator_trntype[i] != mujoco.mjtTrn.mjTRN_JOINT:
+        if not _moves_one_joint(model, i):
             raise ConfigError(
-                f"env.task.actions.control: {actions.control} needs actuators of joints, and {actuator.name or i} has "
-                "another transmission; set auto"
+                f"env.task.actions.control: {actions.control} needs actuators of hinges and slides, and "
+                f"{actuator.name or i} has another transmission; set auto"
             )
         _set_kind(actuator, model, i, actions)
 

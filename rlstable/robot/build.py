@@ -72,14 +72,19 @@ def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
 
 
 def root_body(model: mujoco.MjModel, name: str | None) -> int:
-    """The named body; else the first one with a free joint, else the first one with a joint."""
+    """The named body; else, of the trees with actuators, the first body with a free joint, else with a joint."""
     names = [model.body(i).name for i in range(model.nbody)]
     if name is not None:
         if name not in names:
             raise ConfigError(f"env.task.root: the model has no body {name!r}; it has {', '.join(names[1:])}")
         return names.index(name)
-    free = [j for j in range(model.njnt) if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE]
-    return int(model.jnt_bodyid[(free or [0])[0]])
+    trees = model.body_rootid[model.jnt_bodyid]
+    of_joint = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
+    moved = (int(model.actuator_trnid[i, 0]) for i in range(model.nu) if int(model.actuator_trntype[i]) in of_joint)
+    driven = {int(trees[joint]) for joint in moved} or {int(tree) for tree in trees}
+    own = [j for j in range(model.njnt) if int(trees[j]) in driven]
+    free = [j for j in own if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE]
+    return int(model.jnt_bodyid[(free or own)[0]])
 
 
 def feet(model: mujoco.MjModel, qpos: np.ndarray) -> list[int]:

@@ -88,6 +88,12 @@ class Robot:
 
     def __init__(self, path: str, task: TaskConfig, touching: Collection[str] = (), needs: Collection[str] = ()):
         self.model = model = build.load(path, task, touching, needs)
+        if model.na:
+            named = next(model.actuator(i).name or i for i in range(model.nu) if model.actuator_actnum[i])
+            raise ConfigError(
+                f"env.xml: actuator {named} has a state of its own (timeconst or dyntype), which no task starts at "
+                "home; remove it, and set env.task.actions.filter for a slow actuator"
+            )
         key = build.keyframe(model, task.keyframe)
         self.home = build.home_position(model, task)
         self.root = build.root_body(model, task.root)
@@ -99,10 +105,14 @@ class Robot:
         driven = {int(model.actuator_trnid[i, 0]) for i in range(model.nu) if _drives_joint(model, i)}
         kept = (j for j in range(model.njnt) if model.jnt_type[j] in (_SLIDE, _HINGE))
         self.joints = [_joint(model, j, self.home) for j in kept if j in driven or not at_root[j]]
-        controls = np.zeros(model.nu) if key is None or task.home else model.key_ctrl[key]
-        self.actuators = [_actuator(model, i, self.home, controls) for i in range(model.nu)]
-        self.feet = build.feet(model, self.home) if "feet" in needs else []
+        # The controls of a keyframe are of the file's actuators.
+        given = key is not None and not task.home and task.actions.control == "auto"
+        controls = model.key_ctrl[key] if given else np.zeros(model.nu)
         at_home = geometry.in_pose(model, self.home)
+        mujoco.mj_transmission(model, at_home)
+        lengths = at_home.actuator_length
+        self.actuators = [_actuator(model, i, controls, lengths) for i in range(model.nu)]
+        self.feet = build.feet(model, self.home) if "feet" in needs else []
         planes = geometry.floors(model)
         self.floor = float(at_home.geom_xpos[planes[0], 2]) if planes else 0.0
         self.weight = float(model.body_mass.sum() * np.linalg.norm(model.opt.gravity)) or 1.0
@@ -295,17 +305,17 @@ def _joint(model: mujoco.MjModel, j: int, home: np.ndarray) -> Joint:
     return Joint(name, j, adr, int(model.jnt_dofadr[j]), turns, float(low), float(high), float(home[adr]))
 
 
-def _actuator(model: mujoco.MjModel, i: int, home: np.ndarray, controls: np.ndarray) -> Actuator:
+def _actuator(model: mujoco.MjModel, i: int, controls: np.ndarray, lengths: np.ndarray) -> Actuator:
     kind, joint = actuators.kind_of(model, i), int(model.actuator_trnid[i, 0]) if _drives_joint(model, i) else None
     low, high = model.actuator_ctrlrange[i] if model.actuator_ctrllimited[i] else (-np.inf, np.inf)
     half = (high - low) / 2
     center = float(controls[i])
-    if joint is not None and kind == "position":
-        gear = float(model.actuator_gear[i, 0])
-        if not controls.any():  # a keyframe without controls
-            center = gear * float(home[model.jnt_qposadr[joint]])
-        if not np.isfinite(half) and model.jnt_limited[joint]:
-            half = abs(gear) * float(np.ptp(model.jnt_range[joint])) / 2
+    if kind == "position" and not controls.any():  # no keyframe, or one without controls
+        center = float(lengths[i])
+    if kind == "position" and joint is not None and not np.isfinite(half) and model.jnt_limited[joint]:
+        half = abs(float(model.actuator_gear[i, 0])) * float(np.ptp(model.jnt_range[joint])) / 2
+    if kind == "torque" and not np.isfinite(half):  # a motor whose only limit is one of force
+        half = actuators.force_limit(model, i) / (abs(float(model.actuator_gainprm[i, 0])) or 1.0)
     gain, bias = float(model.actuator_gainprm[i, 0]), model.actuator_biasprm[i]
     name = str(model.actuator(i).name) or (str(model.joint(joint).name) if joint is not None else "") or f"actuator{i}"
     return Actuator(

@@ -135,7 +135,7 @@ def describe(
             rows.append(("resume", f"{command('train', run_dir, 'resume=')}{more}"))
             rows.append(("evaluate", command("evaluate", policy, "run=")))
             rows.append(("render", command("render", policy, "run=")))
-        rows.append(("load", f"rlstable.load_policy({json.dumps(short_path(policy), ensure_ascii=False)}).act(obs)"))
+        rows.append(("load", f"rlstable.load_policy({json.dumps(short_path(policy), ensure_ascii=False)})"))
     return rows
 
 

@@ -114,7 +114,9 @@ def test_task_of_a_robot_has_the_recipe_of_the_machine_and_every_key(name: str) 
     assert (config.env.source, config.env.name, config.env.backend) == ("robot", name, "auto")
     assert config.env.xml == str(Path("robot.xml").absolute())  # found again from another folder
     assert config.env.reset == "pool" and config.env.restore_info
-    assert hydra_node(f"env={name}", "env.xml=robot.xml", "recipe_for=cpu").runtime.choices.ppo == "cpu"
+    assert hydra_node(f"env={name}", "env.xml=robot.xml", "recipe_for=cpu").runtime.choices.ppo == (
+        "robot_reach_cpu" if name == "robot_reach" else "cpu"
+    )
 
 
 NO_ACCELERATOR = "(recipe_for=auto, and this machine has no accelerator); recipe_for=accelerator selects"

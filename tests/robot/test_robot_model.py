@@ -13,6 +13,7 @@ from moments import HOME_HEIGHT, MODELS, config, environment, robot
 
 from rlstable.config import ConfigError
 from rlstable.robot.environment import RobotEnv
+from rlstable.robot.model import Robot
 
 KEY = jax.random.PRNGKey(0)
 FEET = ["front_left_foot", "front_right_foot", "rear_left_foot", "rear_right_foot"]
@@ -188,3 +189,50 @@ def test_command_has_no_direction_in_which_the_robot_cannot_move() -> None:
     env = environment("robot_velocity", "hopper", "+env.task.commands.velocity.stand=0")
     drawn = np.asarray(jax.vmap(lambda key: env.lists.commands["velocity"](env.robot, key))(jax.random.split(KEY, 16)))
     assert (np.abs(drawn[:, 0]) > 0).all() and not drawn[:, 1:].any()
+
+
+# A joint with a limit of force, a motor without a control range, and a cube that no actuator moves.
+CUBE_FIRST = """
+<mujoco>
+  <worldbody>
+    <body name="cube" pos="1 0 0.1"><freejoint/><geom type="box" size="0.05 0.05 0.05"/></body>
+    <body name="arm" pos="0 0 0.5">
+      <joint name="shoulder" axis="0 1 0" range="-1 1" limited="true" actuatorfrcrange="-50 50"/>
+      <geom type="capsule" size="0.03" fromto="0 0 0 0 0 0.3"/>
+    </body>
+  </worldbody>
+  <actuator>{actuator}</actuator>
+  <keyframe><key name="home" qpos="1 0 0.1 1 0 0 0 0.5" ctrl="0.5"/></keyframe>
+</mujoco>
+"""
+
+
+def arm_beside_a_cube(tmp_path: Path, actuator: str, *words: str) -> Robot:
+    path = tmp_path / "arm.xml"
+    path.write_text(CUBE_FIRST.format(actuator=actuator))
+    env = config("robot", str(path.with_suffix("")), *words).env
+    assert env.xml is not None and env.task is not None
+    return Robot(env.xml, env.task)
+
+
+def test_root_body_is_of_a_tree_that_actuators_move(tmp_path: Path) -> None:
+    found = arm_beside_a_cube(tmp_path, '<motor joint="shoulder"/>')
+    assert found.model.body(found.root).name == "arm" and not found.moves
+
+
+def test_motor_without_a_control_range_reaches_the_limit_of_its_joint(tmp_path: Path) -> None:
+    (motor,) = arm_beside_a_cube(tmp_path, '<motor joint="shoulder" gear="2"/>').actuators
+    assert motor.half_range == motor.force == 25.0
+
+
+def test_controls_of_a_keyframe_are_not_those_of_converted_actuators(tmp_path: Path) -> None:
+    servo = '<position joint="shoulder" kp="500"/>'
+    assert arm_beside_a_cube(tmp_path, servo).actuators[0].home == 0.5
+    (motor,) = arm_beside_a_cube(tmp_path, servo, "env.task.actions.control=torque").actuators
+    assert (motor.kind, motor.home, motor.high) == ("torque", 0.0, 50.0)
+
+
+def test_actuator_with_a_state_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "slow.xml"
+    path.write_text(CUBE_FIRST.format(actuator='<position name="lift" joint="shoulder" kp="500" timeconst="0.05"/>'))
+    assert mistake("robot", path).startswith("env.xml: actuator lift has a state of its own (timeconst or dyntype)")

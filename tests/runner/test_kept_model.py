@@ -12,6 +12,7 @@ from commands import SIZES, typed
 from saved import events
 
 from rlstable.config import ConfigError
+from rlstable.export.function import policy_function
 from rlstable.io.run_folder import KEPT_MODEL
 from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
@@ -89,6 +90,15 @@ def test_policy_plays_in_a_moved_folder_after_the_file_is_gone(
         (folder / KEPT_MODEL).unlink()
         with pytest.raises(ConfigError, match=rf"^env.xml: there is no file {source}"):
             evaluate_run(open_run(folder), 2)
+    finally:
+        source.write_text(before)
+
+
+def test_contract_of_a_policy_is_of_the_kept_model(run_dir: Path, source: Path) -> None:
+    before, first = source.read_text(), policy_function(open_run(run_dir)).metadata["model_hash"]
+    source.write_text(before.replace("0.25", "0.3"))
+    try:
+        assert policy_function(open_run(run_dir)).metadata["model_hash"] == first
     finally:
         source.write_text(before)
 

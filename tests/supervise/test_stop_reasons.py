@@ -49,7 +49,7 @@ def test_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.Mon
     assert stopped["resume"].endswith(" -m rlstable.train resume=runs/ant/1")  # to the end that was asked for
     solved = dict(describe(StopReason.target_reached, FIELDS, folder, folder))
     assert solved["resume"].endswith(" resume=runs/ant/1 eval.target_return=null")  # or it would stop at once
-    assert rows["load"] == 'rlstable.load_policy("runs/ant/1").act(obs)'
+    assert rows["load"] == 'rlstable.load_policy("runs/ant/1")'
     assert rows["evaluate"].endswith("-m rlstable.evaluate run=runs/ant/1")
     assert rows["render"].endswith("-m rlstable.render run=runs/ant/1")
     assert "report" not in rows
