@@ -65,7 +65,10 @@ def require_lowering(run: Run) -> None:
             assert outside_calls(program.module(platform)) == allowed_calls(run, name, platform), (name, platform)
 
 
-@pytest.mark.parametrize("name", RUNS)
+SLOW = ("mjx, x64",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS])
 def test_programs_of_a_run_lower_for_accelerators_without_a_callback(name: str) -> None:
     require_lowering(RUNS[name])
 

@@ -57,6 +57,7 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_two_processes_with_two_devices_train_through_a_rollback_like_one_with_four(tmp_path: Path) -> None:
     pair = Team(tmp_path / "pair", ROLLBACK)
     alone = Team(tmp_path / "alone", ROLLBACK, processes=1, devices=4)

@@ -102,11 +102,11 @@ def incidents(folder: Path) -> list[str]:
     ("name", "cuts"),
     [
         ("storm", (7,)),  # the first row after a rollback
-        ("storm", (2, 5, 12, 20)),
+        pytest.param("storm", (2, 5, 12, 20), marks=pytest.mark.slow),
         ("storm between two copies", (6, 7)),
-        ("no update between two copies", (6, 7)),
+        pytest.param("no update between two copies", (6, 7), marks=pytest.mark.slow),
         ("no update to the end", (3,)),
-        ("bad and good iterations", (4,)),
+        pytest.param("bad and good iterations", (4,), marks=pytest.mark.slow),
         ("draws from the pool", (4,)),  # where a reset of all environments and a refill are due
         ("collapse", (START + 2,)),
         pytest.param("collapse", (30, 47), marks=pytest.mark.slow),
