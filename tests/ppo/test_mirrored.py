@@ -113,7 +113,7 @@ def test_ratio_of_a_symmetric_policy_is_1_at_the_image_and_of_another_policy_it_
         both = with_image(symmetric)
         ours = ppo().networks.distribution(params, statistics, both.observation)[0].log_prob(both.raw_action)
         apart = float(jnp.abs(ours - both.log_prob).max())
-        assert (apart < 1e-5) == symmetric
+        assert apart < 1e-3 if symmetric else apart > 0.1  # float32, and other versions of XLA round otherwise
 
 
 def test_distance_compares_policies_in_the_same_state() -> None:
