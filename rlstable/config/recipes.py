@@ -34,8 +34,7 @@ def notice(overrides: Sequence[str], recipe_for: str) -> str:
         return f"recipe: {typed['ppo']}, as ppo={typed['ppo']} asks"
     config: Any = OmegaConf.load(config_dir() / "config.yaml")
     env = typed.get("env") or next(entry["env"] for entry in config.defaults if "env" in entry)
-    file = config_dir() / "env" / f"{env}.yaml"
-    match = re.search(r"override /ppo: *(\$\{rlstable\.recipe:)?(\w+)", file.read_text()) if file.is_file() else None
+    match = _selected(env)
     if match is None:
         return f"recipe: the one that env={env} selects"
     name = match.group(2)
@@ -47,6 +46,15 @@ def notice(overrides: Sequence[str], recipe_for: str) -> str:
     if recipe_for == "auto":
         why += f", and this machine has {'an' if chosen == name else 'no'} accelerator"
     return f"recipe: {chosen} ({why}); recipe_for={other} selects ppo={recipe(name, other)}"
+
+
+def _selected(env: str) -> re.Match[str] | None:
+    """The recipe that an option of the group `env`, or the option that it extends, selects."""
+    file = config_dir() / "env" / f"{env}.yaml"
+    text = file.read_text() if file.is_file() else ""
+    match = re.search(r"override /ppo: *(\$\{rlstable\.recipe:)?(\w+)", text)
+    extended = re.search(r"^  - (\w+)$", text, re.MULTILINE)
+    return match or (_selected(extended.group(1)) if extended else None)
 
 
 def has_accelerator() -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from rlstable.device.trees import Env, EnvState, Observation
+from rlstable.envs.wrapper import EnvWrapper
 
 
-class HistoryEnv:
+class HistoryEnv(EnvWrapper):
     """An environment with the last `length` observations in one vector, the oldest first, the newest last.
 
     At a reset every place of the stack has the first observation. In a dictionary of observations every vector is
@@ -19,17 +18,8 @@ class HistoryEnv:
     """
 
     def __init__(self, env: Env, length: int):
-        self.env = env
+        super().__init__(env)
         self.length = length
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
-    @property
-    def unwrapped(self) -> Any:
-        return getattr(self.env, "unwrapped", self.env)
 
     def reset(self, rng: jax.Array) -> EnvState:
         state = self.env.reset(rng)

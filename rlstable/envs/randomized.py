@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.device.trees import Env, EnvState, PyTree
+from rlstable.envs.wrapper import EnvWrapper
 
 MODEL = "model"  # the entry of `info`
 
@@ -23,7 +24,7 @@ MODEL = "model"  # the entry of `info`
 RandomizationFn = Callable[..., tuple[PyTree, PyTree]]
 
 
-class RandomizedEnv:
+class RandomizedEnv(EnvWrapper):
     """An environment of Brax (`env.sys`) or Playground (`env.mjx_model`) whose model is randomised at every reset.
 
     `randomization_fn` is as for Brax's and Playground's PPO. JAX traces it with one random key, `[1]`, and maps it over
@@ -31,7 +32,7 @@ class RandomizedEnv:
     """
 
     def __init__(self, env: Env, randomization_fn: RandomizationFn):
-        self.env = env
+        super().__init__(env)
         self._randomization_fn = randomization_fn
         inner = self.unwrapped
         self._field = next((name for name in compatibility.RANDOMIZED_FIELDS if hasattr(inner, name)), "")
@@ -43,23 +44,10 @@ class RandomizedEnv:
         self._model = getattr(inner, self._field)
         self._randomized = self._find_randomized()
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
     @property
     def randomized(self) -> tuple[str, ...]:
         """Names of the randomised arrays of the model, such as `body_mass` or `opt.gravity`."""
         return tuple(path.removeprefix(".") for path in self._randomized)
-
-    @property
-    def unwrapped(self) -> Any:
-        """The innermost environment, with the model that is not randomised."""
-        env = self.env
-        while hasattr(env, "env"):
-            env = env.env
-        return env
 
     def reset(self, rng: jax.Array) -> EnvState:
         key_model, key_reset = jax.random.split(rng)

@@ -7,32 +7,23 @@ and restores environments does the same with the policy's state: episode ends, q
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rlstable.config.networks import NetworkConfig
 from rlstable.device.trees import MEMORY, Env, EnvState, Observation
+from rlstable.envs.wrapper import EnvWrapper
 
 
-class RecurrentEnv:
+class RecurrentEnv(EnvWrapper):
     """An environment whose observations and actions include the state of a recurrent policy, 0 at a reset."""
 
     def __init__(self, env: Env, network: NetworkConfig):
-        self.env = env
+        super().__init__(env)
         self._size = network.recurrent_size
         self._keys = (network.policy_obs_key, network.value_obs_key)
         self._named = isinstance(jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs, Mapping)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
-    @property
-    def unwrapped(self) -> Any:
-        return getattr(self.env, "unwrapped", self.env)
 
     def reset(self, rng: jax.Array) -> EnvState:
         state = self.env.reset(rng)

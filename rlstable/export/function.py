@@ -69,7 +69,7 @@ class PolicyFunction:
 def policy_function(run: SavedRun) -> PolicyFunction:
     """The function of a run's policy, always in float32; for a robot with the contract in its metadata.
 
-    Raises `ConfigError` without the robot's model, or if a folder that others may write names terms of its own.
+    Raises `ConfigError` without the robot's model, or if a folder of another user names terms outside rlstable.
     """
     policy = run.policy
     networks = dataclasses.replace(policy.networks, dtype=jnp.float32)

@@ -27,7 +27,7 @@ class Frames:
             self._camera.type, self._camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, body
         try:
             self._renderer = mujoco.Renderer(model, _HEIGHT, _WIDTH)
-        except Exception as error:  # each OpenGL backend raises errors of its own
+        except Exception as error:  # each OpenGL backend has other error classes
             raise ConfigError(
                 f"render_mode: MuJoCo cannot draw here ({first_line(error)}); set the environment variable "
                 "MUJOCO_GL=egl or MUJOCO_GL=osmesa before Python starts, or leave render_mode=None"

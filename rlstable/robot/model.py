@@ -91,7 +91,7 @@ class Robot:
         if model.na:
             named = next(model.actuator(i).name or i for i in range(model.nu) if model.actuator_actnum[i])
             raise ConfigError(
-                f"env.xml: actuator {named} has a state of its own (timeconst or dyntype), which no task starts at "
+                f"env.xml: actuator {named} has an internal state (timeconst or dyntype), which no task starts at "
                 "home; remove it, and set env.task.actions.filter for a slow actuator"
             )
         key = build.keyframe(model, task.keyframe)

@@ -139,7 +139,7 @@ class Reflections:
 
 
 def _in_order(view: _View, image: _View) -> Reflection:
-    """The reflection of a term whose image shows the named parts in an order of its own."""
+    """The reflection of a term whose image shows the named parts in another order."""
     if len(view.labels) < 2:
         return view.reflection
     return Reflection(np.array([image.labels.index(x) for x in view.images]), view.reflection.sign)

@@ -127,6 +127,11 @@ NOTICES = {
         f"recipe: cpu {NO_ACCELERATOR} ppo=default",
         f"recipe: default {WITH_ACCELERATOR} ppo=cpu",
     ),
+    "a task of a robot that extends another": (
+        ["env=robot_swingup", "env.xml=robot.xml"],
+        f"recipe: cpu {NO_ACCELERATOR} ppo=default",
+        f"recipe: default {WITH_ACCELERATOR} ppo=cpu",
+    ),
     "a device that the user chose": (
         ["env=humanoid", "recipe_for=cpu"],
         *["recipe: humanoid_cpu (recipe_for=cpu); recipe_for=accelerator selects ppo=humanoid"] * 2,

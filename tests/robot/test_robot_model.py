@@ -235,4 +235,4 @@ def test_controls_of_a_keyframe_are_not_those_of_converted_actuators(tmp_path: P
 def test_actuator_with_a_state_is_refused_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "slow.xml"
     path.write_text(CUBE_FIRST.format(actuator='<position name="lift" joint="shoulder" kp="500" timeconst="0.05"/>'))
-    assert mistake("robot", path).startswith("env.xml: actuator lift has a state of its own (timeconst or dyntype)")
+    assert mistake("robot", path).startswith("env.xml: actuator lift has an internal state (timeconst or dyntype)")
