@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
+import importlib
 import io
 import warnings
 from collections.abc import Callable, Mapping
@@ -49,96 +51,107 @@ def load(
     `extra_kwargs` override `env.kwargs`. `devices` step the environment at the same time; with C MuJoCo they share the
     CPU cores. Raises `ConfigError` if there is no such environment, or if it does not accept the configuration.
     """
-    loaded = _without_history(config, extra_kwargs, devices, randomize)
-    return loaded._replace(env=with_history(loaded.env, config.history))
-
-
-def _without_history(
-    config: EnvConfig, extra_kwargs: Mapping[str, object] | None, devices: int, randomize: bool
-) -> Loaded:
     if config.source == "object":
         raise ConfigError(
             f"env.source: this run was trained on an environment object of {config.name}; pass the object in Python: "
             "rlstable.fit(env, overrides=['resume=<folder>'])"
         )
+    if config.source in _MUJOCO and config.source != "playground":
+        require_mujoco(config)
+    if config.source != "import":
+        _import_mjx()
     use_own_devices()
-    randomization = None
-    if randomize and config.is_randomized:
-        randomization = _randomization(config)
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
-    if config.source == "gymnasium":
-        backend = config.backend
-        require_mujoco(config)
-    elif config.source == "playground":
-        # A chosen implementation of MJX asks for MJX.
-        backend = "mjx" if config.backend == "auto" and config.impl != "auto" else config.backend
-    elif config.source == "robot":
-        backend = config.backend
-        require_mujoco(config)
-        if kwargs:
-            raise ConfigError("env.kwargs: a robot has none; change env.task, and leave eval.env_kwargs=null")
-    else:
-        backend = kwargs.pop("backend", config.backend)
-        factory = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
+    if config.source == "robot" and kwargs:
+        raise ConfigError("env.kwargs: a robot has none; change env.task, and leave eval.env_kwargs=null")
+    backend = kwargs.pop("backend", config.backend) if config.source in ("brax", "import") else config.backend
+    if config.source == "playground" and backend == "auto" and config.impl != "auto":
+        backend = "mjx"  # a chosen implementation of MJX asks for MJX
+    randomization = _randomization(config) if randomize and config.is_randomized else None
+    loaded = _Loader(config, _factory(config, kwargs), randomization, devices).load(backend)
+    return loaded._replace(env=with_history(loaded.env, config.history))
 
-    def build(backend: str | None) -> Loaded:
-        if config.source == "playground":  # the model of C MuJoCo is the one of MJX in JAX
-            env = playground.load_task(config, kwargs, "jax" if backend == "native" else None)
-        elif config.source == "gymnasium":
-            env = _gymnasium_task(config, kwargs, backend != "native" or randomization is not None)
-        elif config.source == "robot":
-            env = _robot(config, with_mjx=backend != "native" or randomization is not None)
-        else:
-            env = _build(factory, config, kwargs, backend)
+
+@dataclasses.dataclass(frozen=True)
+class _Loader:
+    """Builds an environment with a physics backend, and chooses the backend for `env.backend=auto`.
+
+    Attributes:
+        factory: Builds the environment. Its arguments are the backend, where `native` is an environment of MJX whose
+            physics C MuJoCo will replace, and whether the model of MJX is needed.
+    """
+
+    config: EnvConfig
+    factory: Callable[[str | None, bool], Env]
+    randomization: RandomizationFn | None
+    devices: int
+
+    def load(self, backend: str | None) -> Loaded:
+        name, source = self.config.name, self.config.source
+        if backend == "native":
+            # A program of an accelerator cannot call C MuJoCo in its own memory.
+            if (platform := jax.default_backend()) != "cpu":
+                raise ConfigError(
+                    f"env.backend: native steps C MuJoCo on a CPU, but JAX uses a {platform} here; "
+                    "set env.backend=auto for physics on that device, or JAX_PLATFORMS=cpu to train on the CPU"
+                )
+            try:
+                return self._native(chosen=True)
+            except Unsupported as error:
+                raise ConfigError(
+                    f"env.backend: native cannot simulate {name}: {error}; "
+                    "set env.backend=auto for native where possible, or null for the environment's default"
+                ) from error
+        if backend != "auto":
+            return self._build(backend)
+        preferred = "native" if jax.default_backend() == "cpu" else "mjx"
+        try:
+            return self._native() if preferred == "native" else self._build(preferred)._replace(backend=preferred)
+        except (Unsupported, ConfigError) as error:
+            if source in _MUJOCO and isinstance(error, ConfigError):
+                raise  # MJX would have the same error
+            reason = f"{preferred} cannot simulate {name}: {error}"
+        # The model that a user randomises is mostly of MJX.
+        own = self._build(None if self.randomization is None else "mjx")
+        # A user's class that is no MuJoCo model, or that uses MJX without being asked, has no other choice.
+        as_it_is = source == "import" and (own.backend == preferred or model_of(own.env) is None)
+        return own if as_it_is else own._replace(fallback_reason=reason)
+
+    def _build(self, backend: str | None) -> Loaded:
+        env = self.factory(backend, backend != "native" or self.randomization is not None)
         require_unwrapped(env)
-        env = env if randomization is None else RandomizedEnv(env, randomization)
-        own = "mjx" if config.source in _MUJOCO else getattr(env, "backend", None)
-        return Loaded(env, own)
+        env = env if self.randomization is None else RandomizedEnv(env, self.randomization)
+        return Loaded(env, "mjx" if self.config.source in _MUJOCO else getattr(env, "backend", None))
 
-    def native() -> Loaded:
-        loaded = build("native")
+    def _native(self, chosen: bool = False) -> Loaded:
+        """The environment with C MuJoCo; `chosen` by the user and not by `auto`."""
+        loaded, source = self._build("native"), self.config.source
         env = loaded.env
         if model_of(getattr(env, "unwrapped", env)) is None:  # before the import of Brax, which takes seconds
             raise Unsupported("it has no MuJoCo model")
         from rlstable.envs.native import with_native_physics
 
         try:
-            return loaded._replace(env=with_native_physics(env, devices), backend="native")  # traces reset and step
+            env = with_native_physics(env, self.devices)  # traces reset and step
         except Exception as error:
-            if config.source in ("brax", "gymnasium") or isinstance(error, Unsupported | ConfigError):
+            if source in ("brax", "gymnasium") or isinstance(error, Unsupported | ConfigError):
                 raise
-            if backend == "native" and config.source == "import":
-                raise user_code_error(error, config.name, "reset or step") from error
+            if chosen and source == "import":
+                raise user_code_error(error, self.config.name, "reset or step") from error
             raise Unsupported(f"{type(error).__name__}: {first_line(error)}") from error  # MJX may still work
+        return loaded._replace(env=env, backend="native")
 
-    if backend == "native":
-        # A program of an accelerator cannot call C MuJoCo in its own memory.
-        if (platform := jax.default_backend()) != "cpu":
-            raise ConfigError(
-                f"env.backend: native steps C MuJoCo on a CPU, but JAX uses a {platform} here; "
-                "set env.backend=auto for physics on that device, or JAX_PLATFORMS=cpu to train on the CPU"
-            )
-        try:
-            return native()
-        except Unsupported as error:
-            raise ConfigError(
-                f"env.backend: native cannot simulate {config.name}: {error}; "
-                "set env.backend=auto for native where possible, or null for the environment's default"
-            ) from error
-    if backend != "auto":
-        return build(backend)
-    preferred = "native" if jax.default_backend() == "cpu" else "mjx"
-    try:
-        return native() if preferred == "native" else build(preferred)._replace(backend=preferred)
-    except (Unsupported, ConfigError) as error:
-        if config.source in _MUJOCO and isinstance(error, ConfigError):
-            raise  # MJX would have the same error
-        reason = f"{preferred} cannot simulate {config.name}: {error}"
-    # The model that a user randomises is mostly of MJX.
-    own = build(None if randomization is None else "mjx")
-    # A user's class that is no MuJoCo model, or that uses MJX without being asked, has no other choice.
-    as_it_is = config.source == "import" and (own.backend == preferred or model_of(own.env) is None)
-    return own if as_it_is else own._replace(fallback_reason=reason)
+
+def _factory(config: EnvConfig, kwargs: Mapping[str, object]) -> Callable[[str | None, bool], Env]:
+    """`_Loader.factory` of the environment's source."""
+    if config.source == "playground":  # the model of C MuJoCo is the one of MJX in JAX
+        return lambda backend, _: playground.load_task(config, kwargs, "jax" if backend == "native" else None)
+    if config.source == "gymnasium":
+        return lambda _, with_mjx: _gymnasium_task(config, kwargs, with_mjx)
+    if config.source == "robot":
+        return lambda _, with_mjx: _robot(config, with_mjx)
+    own = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
+    return lambda backend, _: _build(own, config, kwargs, backend)
 
 
 def _build(factory: Callable[..., Env], config: EnvConfig, kwargs: Mapping[str, object], backend: str | None) -> Env:
@@ -198,10 +211,15 @@ def _robot(config: EnvConfig, with_mjx: bool) -> Env:
     return RobotEnv(config.kept_xml or config.xml, config.task, with_mjx)
 
 
+def _import_mjx() -> None:
+    """Imports MJX without its messages that the optional package warp-lang is missing."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        importlib.import_module("mujoco.mjx")
+
+
 def _brax_class(name: str) -> Callable[..., Env]:
-    with contextlib.redirect_stdout(io.StringIO()):  # MJX prints that the optional warp-lang is missing
-        repair_fluid_model()
-        registry = compatibility.brax_environments()
+    repair_fluid_model()
+    registry = compatibility.brax_environments()
     if name not in registry:
         close = difflib.get_close_matches(name, list(registry), n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(sorted(registry))}"

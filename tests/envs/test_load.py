@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Any
 
@@ -166,3 +167,11 @@ def test_model_of_brax_built_without_copies_has_the_same_arrays(backend: str) ->
     for mine, other in zip(a, b, strict=True):
         np.testing.assert_array_equal(mine, other)
     assert mjcf.jp is jnp
+
+
+def test_loading_a_task_of_mujoco_prints_no_message_about_a_missing_warp() -> None:
+    """MJX prints it at its first import, so a new process shows it."""
+    code = "from rlstable.envs.load import load_env; from rlstable.cli.compose import compose; "
+    code += "print('loaded', load_env(compose(['env=gymnasium', 'env.name=InvertedPendulum-v5']).env).action_size)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "loaded 1\n"
