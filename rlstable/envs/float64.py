@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from rlstable.device.trees import Env, EnvState
+from rlstable.device.trees import EnvState
+from rlstable.envs.wrapper import EnvWrapper
 from rlstable.guards.env import physics, physics_field, without_fields
 
 
-class Float64Physics:
+class Float64Physics(EnvWrapper):
     """An environment that computes in float64 and returns float32 outside its physics state.
 
     Actions are widened; observation, reward, done, metrics and `info` are narrowed. With the same random keys the
@@ -19,19 +18,13 @@ class Float64Physics:
     `jax.enable_x64()` too (`Precision.compiled`).
     """
 
-    def __init__(self, env: Env):
-        self._env = env
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
     def reset(self, rng: jax.Array) -> EnvState:
         with jax.enable_x64(True):
-            return _narrowed(self._env.reset(rng))
+            return _narrowed(self.env.reset(rng))
 
     def step(self, state: EnvState, action: jax.Array) -> EnvState:
         with jax.enable_x64(True):
-            return _narrowed(self._env.step(state, action.astype(jnp.float64)))
+            return _narrowed(self.env.step(state, action.astype(jnp.float64)))
 
 
 def _narrowed(state: EnvState) -> EnvState:

@@ -12,6 +12,7 @@ from rlstable.config import ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.device.trees import Env, EnvState, Observation
 from rlstable.envs.vector import VectorEnv
+from rlstable.envs.wrapper import EnvWrapper
 from rlstable.faults.injection import Injection, as_data
 from rlstable.guards.env import physics, physics_field
 
@@ -21,17 +22,15 @@ _POSITIONS = ("q", "qpos")
 PROBES = _KEY, _PROBE = ("injection_key", "injection_probe")
 
 
-class FaultyEnv:
+class FaultyEnv(EnvWrapper):
     """One environment with faults in its resets and steps."""
 
     def __init__(self, env: Env, injection: Injection):
-        self._env, self._injection = env, injection
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
+        super().__init__(env)
+        self._injection = injection
 
     def reset(self, rng: jax.Array) -> EnvState:
-        state = self._env.reset(rng)
+        state = self.env.reset(rng)
         key, key_reset = jax.random.split(jax.random.fold_in(rng, 1))
         hit = self._injection.hits("reset", key_reset)
         state = _corrupt_physics(state, _POSITIONS, hit, self._injection.fault.value)
@@ -47,7 +46,7 @@ class FaultyEnv:
         key, draw = jax.random.split(key)
         action = action.at[0].set(injection.put("action", draw, action[0]))
         metrics = {name: x for name, x in state.metrics.items() if name != _PROBE}
-        state = self._env.step(state.replace(info=info, metrics=metrics), action)
+        state = self.env.step(state.replace(info=info, metrics=metrics), action)
         bad_physics, bad_warm_start = injection.hits("physics", draw), injection.hits("warm_start", draw)
         state = _corrupt_physics(state, _POSITIONS, bad_physics, value)
         state = _corrupt_physics(state, ("qacc_warmstart",), bad_warm_start, value)
@@ -78,7 +77,7 @@ def _corrupt_observation(observation: Observation, hit: jax.Array, value: jax.Ar
 
 def inject_into(env: Any, injection: Injection) -> VectorEnv:
     """The environments with this fault instead of any earlier one."""
-    healthy = env.env._env if isinstance(env.env, FaultyEnv) else env.env
+    healthy = env.env.env if isinstance(env.env, FaultyEnv) else env.env
     return dataclasses.replace(env, env=FaultyEnv(healthy, injection))
 
 
