@@ -57,6 +57,7 @@ class EnvConfig(Section, at="env"):
     action_repeat: Count
     reset: Literal["cached", "pool"]
     restore_info: Flag
+    stagger: Flag
     history: Count
     reset_pool_size: Count
     reset_pool_refresh: CountOrZero

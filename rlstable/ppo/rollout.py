@@ -116,7 +116,10 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             "valid": step.valid,
             "time_out": info["time_out"] if ppo.bootstrap_on_timeout else None,
         }
-        episodes = _Episodes(step.state.reward, info["episode_done"], info["episode_metrics"])
+        done, totals = info["episode_done"], info["episode_metrics"]
+        if config.env.stagger:  # the first episode of an environment is not whole
+            done = jnp.where(info["steps"] == totals["length"], done, 0.0)
+        episodes = _Episodes(step.state.reward, done, totals)
         return (step.state, step.guard_state, step.incident), (sample, episodes)
 
     def unroll(

@@ -27,6 +27,7 @@ from rlstable.device.packed import PackedRows
 from rlstable.device.precision import Precision, level
 from rlstable.device.seed_devices import SeedDevices
 from rlstable.device.transforms import vmap_seeds
+from rlstable.device.trees import EnvState
 from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.history import with_history
 from rlstable.envs.interface import check, require_unwrapped
@@ -214,7 +215,7 @@ class TrainingSetup:
         return self._with_envs(state, env_state, reset_pool=pool)
 
     def reset_envs(self, state: TrainState, key: jax.Array) -> TrainState:
-        return self._with_envs(state, self._resets.draw(key, self._config.ppo.num_envs))
+        return self._with_envs(state, self._draw_environments(key))
 
     def refill_pool(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with a new pool of clean first states."""
@@ -264,8 +265,17 @@ class TrainingSetup:
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:
         """First states for every environment, and a pool for every device."""
         key_envs, key_pool = host_keys.split(key)
-        env_state = self._resets.draw(key_envs, self._config.ppo.num_envs)
-        return env_state, self._pool(key_pool) if self.env.uses_pool else None
+        return self._draw_environments(key_envs), self._pool(key_pool) if self.env.uses_pool else None
+
+    def _draw_environments(self, key: jax.Array) -> EnvState:
+        """First states for every environment, with `env.stagger` at different steps of an episode."""
+        state, config = self._resets.draw(key, self._config.ppo.num_envs), self._config.env
+        if not config.stagger:
+            return state
+        steps = np.asarray(state.info["steps"])
+        actions = np.arange(steps.size) * (config.episode_length // config.action_repeat) // steps.size
+        spread = (actions * config.action_repeat).reshape(steps.shape).astype(steps.dtype)
+        return state.replace(info={**state.info, "steps": spread})
 
     def _pool(self, key: jax.Array) -> Any:
         return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)

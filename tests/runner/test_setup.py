@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,3 +142,24 @@ def test_program_is_compiled_ahead_only_for_a_new_run_of_one_seed(
     TrainingLoop(config.model_copy(update={"resume": "auto"}), tmp_path / "alone").close()
     TrainingLoop(config.model_copy(update={"seeds": 2}), tmp_path / "fleet").close()
     assert len(begun) == 1
+
+
+@pytest.mark.parametrize("stagger", [False, True])
+def test_staggered_environments_start_at_different_steps_of_an_episode(stagger: bool) -> None:
+    settings = tiny_config(env={"episode_length": 12, "action_repeat": 2, "stagger": stagger})
+    setup = TrainingSetup(settings, mesh(2))
+    first = setup.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), settings.fault)
+    expected = [0, 0, 2, 4, 6, 6, 8, 10] if stagger else [0] * 8
+    for state in (first, setup.reset_envs(first, jax.random.PRNGKey(2))):
+        assert np.asarray(state.env_state.info["steps"]).tolist() == expected
+
+
+def test_first_episodes_of_staggered_environments_count_only_if_they_are_whole(tmp_path: Path) -> None:
+    """An iteration is one episode of 8 steps; the environments start at steps 0 to 7."""
+    env = {"name": "toys:Target", "episode_length": 8, "stagger": True}
+    run = {"total_steps": 3 * 64, "devices": 1, "logging": {"console": "off"}, "eval": {"num_evals": 0}}
+    loop = TrainingLoop(tiny_config(env=env, **run), tmp_path)
+    loop.run()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["training/episodes"] for row in rows] == [1, 9, 17]
+    assert [row["episode/length"] for row in rows] == [8, 8, 8]
