@@ -111,7 +111,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     notify("measuring matrix products")
     products = arithmetic.measure()
     this_machine = machine_of(os.environ)
-    engine, model = str(getattr(env, "backend", "mjx")), model_of(env)
+    engine, model = setup.loaded.backend or "mjx", model_of(env)
     looked: RobotFacts | None = None
     findings = [*machine_findings(this_machine), *precision_findings(config, products)]
     if model is None:

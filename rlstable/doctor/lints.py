@@ -50,7 +50,7 @@ def lint(model: mujoco.MjModel, engine: str = "mjx", home: np.ndarray | None = N
     Brax's own engines have other contacts, so only joints are checked.
     """
     found = unlimited_joints(model)
-    if engine == "mjx":
+    if engine in ("mjx", "native"):
         pairs = candidates(model)
         found += springs_and_dampers(model) + constraint_times(model, pairs) + solver(model, pairs)
         found += contact_count(model, pairs) + overlaps(model, home)

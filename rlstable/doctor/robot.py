@@ -43,7 +43,7 @@ def facts(robot: Robot, task: TaskConfig, file: str) -> RobotFacts:
 
 def findings(robot: Robot, task: TaskConfig) -> list[Finding]:
     """Findings at home, in the actuators, and in a few simulated seconds."""
-    static = (*_home(robot), *_floor(robot), *_control_ranges(robot), *_light_joints(robot), *_balls(robot))
+    static = (*_home(robot, task), *_floor(robot), *_control_ranges(robot), *_light_joints(robot), *_balls(robot))
     return [*static, *trial.findings(robot, task)]
 
 
@@ -138,7 +138,12 @@ def _sites(robot: Robot) -> list[str]:
 # --- findings
 
 
-def _home(robot: Robot) -> Iterator[Finding]:
+def _home(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
+    model = robot.model
+    if model.nkey and build.keyframe(model, task.keyframe) is None:
+        keys = names(model, "key", range(model.nkey))
+        what = f"the model has no keyframe home, so that home is qpos0; it has {', '.join(keys)}"
+        yield Finding("note", "home", (), what, f"env.task.keyframe={keys[0]}, if the robot starts there")
     outside = [joint for joint in robot.joints if not joint.low - 1e-6 <= joint.home <= joint.high + 1e-6]
     if outside:
         what = "home is outside of the joint's range, and the limit pushes it from the start"

@@ -72,6 +72,15 @@ def test_robot_above_the_floor_at_home_falls(tmp_path: Path) -> None:
     assert finding.what == "the robot is 0.2 m above the floor at home, and falls"
 
 
+def test_doctor_names_the_keyframes_of_a_model_without_the_keyframe_home(tmp_path: Path) -> None:
+    text = replaced(QUADRUPED, ('<key name="home"', '<key name="standing"'))
+    findings = look.findings(*robot(tmp_path, text))
+    (named,) = (finding for finding in findings if "keyframe" in finding.what)
+    assert named.what == "the model has no keyframe home, so that home is qpos0; it has standing"
+    assert named.advice == "env.task.keyframe=standing, if the robot starts there"
+    assert look.findings(*robot(tmp_path, text, "env.task.keyframe=standing")) == []
+
+
 def test_robot_whose_servos_are_too_weak_does_not_stand(tmp_path: Path) -> None:
     text = replaced(QUADRUPED, ('kp="30"', 'kp="3"'))
     (finding,) = look.findings(*robot(tmp_path, text))
