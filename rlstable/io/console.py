@@ -19,11 +19,11 @@ _TRIPS = re.compile(r"guards/[^/]+/trips")
 # Events that are not trouble; their lines have no exclamation mark.
 _GOOD_EVENTS = frozenset(
     {
-        "resumed", "checkpoint_saved_again", "sink_recovered", "environments_redrawn", "backend_chosen",
-        "compiler_options_unknown", "best_confirmed", "episode_recorded", "sign_recovered", "configuration_changed",
-        "model_kept",
+        "resumed", "checkpoint_saved_again", "sink_recovered", "environments_redrawn", "compiler_options_unknown",
+        "best_confirmed", "episode_recorded", "sign_recovered", "configuration_changed",
     }
 )  # fmt: skip
+_NOT_SHOWN = frozenset({"backend_chosen", "model_kept"})  # the table at the start has the physics and the folder
 _PACE = 50  # rows over which the pace is measured
 _STYLES = {"dim": 2, "yellow": 33, "cyan": 36}  # codes of a terminal
 
@@ -81,8 +81,8 @@ class Console:
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         self._step = step
-        if kind == "stopped" and "of" not in fields:
-            return  # the summary reports it
+        if kind in _NOT_SHOWN or (kind == "stopped" and "of" not in fields):
+            return  # the summary reports the stop
         if kind == "guard_tripped" and "guard" in fields:
             counts = {cause: n for cause, n in fields.items() if isinstance(n, int)}
             self._pending_trips.setdefault(str(fields["guard"]), Counter()).update(counts)

@@ -140,6 +140,13 @@ def test_console_event_names_its_seed() -> None:
     assert stream.getvalue().splitlines() == ["! step 128  rolled_back: of seed 7, cause storm"]
 
 
+def test_events_that_repeat_the_table_at_the_start_are_not_shown() -> None:
+    console, stream, _ = make_plain()
+    console.event(0, "backend_chosen", {"backend": "native"})
+    console.event(0, "model_kept", {"file": "robot.xml", "sha256": "0"})
+    assert stream.getvalue() == ""
+
+
 def test_console_of_one_seed_prints_neither_rows_nor_summaries() -> None:
     console, stream, _ = make_plain()
     own = SeedConsole(console, 0)
