@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib
-import io
 import warnings
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -59,7 +58,8 @@ def load(
     if config.source in _MUJOCO and config.source != "playground":
         require_mujoco(config)
     if config.source != "import":
-        _import_mjx()
+        with playground.quiet():  # MJX prints that the optional warp-lang is missing
+            importlib.import_module("mujoco.mjx")
     use_own_devices()
     kwargs = dict(config.kwargs or {}) | dict(extra_kwargs or {})
     if config.source == "robot" and kwargs:
@@ -147,9 +147,13 @@ def _factory(config: EnvConfig, kwargs: Mapping[str, object]) -> Callable[[str |
     if config.source == "playground":  # the model of C MuJoCo is the one of MJX in JAX
         return lambda backend, _: playground.load_task(config, kwargs, "jax" if backend == "native" else None)
     if config.source == "gymnasium":
-        return lambda _, with_mjx: _gymnasium_task(config, kwargs, with_mjx)
+        return functools.partial(_gymnasium_task, config, kwargs)
     if config.source == "robot":
-        return lambda _, with_mjx: _robot(config, with_mjx)
+        from rlstable.robot.environment import RobotEnv
+
+        assert config.xml is not None and config.task is not None  # the configuration has checked it
+        xml, task = config.kept_xml or config.xml, config.task
+        return lambda _, with_mjx: RobotEnv(xml, task, with_mjx)
     own = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
     return lambda backend, _: _build(own, config, kwargs, backend)
 
@@ -186,7 +190,7 @@ def _build(factory: Callable[..., Env], config: EnvConfig, kwargs: Mapping[str, 
     return env
 
 
-def _gymnasium_task(config: EnvConfig, kwargs: Mapping[str, object], with_mjx: bool) -> Env:
+def _gymnasium_task(config: EnvConfig, kwargs: Mapping[str, object], _: str | None, with_mjx: bool) -> Env:
     """A task of Gymnasium; `with_mjx` makes the model of MJX, which MJX and domain randomisation need."""
     from rlstable.envs.gymnasium_env import GymnasiumEnv
 
@@ -202,19 +206,6 @@ def _randomization(config: EnvConfig) -> RandomizationFn:
 
         return by_ranges(config.task.randomization)
     return playground.randomizer(config.name) if config.randomize else randomization_fn(config)
-
-
-def _robot(config: EnvConfig, with_mjx: bool) -> Env:
-    from rlstable.robot.environment import RobotEnv
-
-    assert config.xml is not None and config.task is not None  # the configuration has checked it
-    return RobotEnv(config.kept_xml or config.xml, config.task, with_mjx)
-
-
-def _import_mjx() -> None:
-    """Imports MJX without its messages that the optional package warp-lang is missing."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        importlib.import_module("mujoco.mjx")
 
 
 def _brax_class(name: str) -> Callable[..., Env]:

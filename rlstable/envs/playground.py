@@ -58,7 +58,7 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
     if suite is not _module(_SUITES[0]) and not menagerie.exists():
         print("rlstable: downloading the robot models of MuJoCo Menagerie, once; this takes minutes", file=sys.stderr)
     try:
-        with _quiet():
+        with quiet():
             return suite.load(config.name, config_overrides=overrides)
     except Exception as error:
         if isinstance(error, OSError | subprocess.SubprocessError) or "Error opening file" in str(error):
@@ -96,7 +96,7 @@ def implementation(config: EnvConfig) -> str:
 def randomizer(name: str) -> RandomizationFn:
     """The task's own domain randomisation, `(model, rng) -> (model_v, in_axes)`; a ConfigError if it has none."""
     suite_of(name)
-    with _quiet():
+    with quiet():
         function = _module("registry").get_domain_randomizer(name)
     if function is None:
         raise ConfigError(
@@ -137,7 +137,7 @@ def _module(name: str) -> Any:
     if importlib.util.find_spec(_PACKAGE) is None:
         raise ConfigError(f"env: MuJoCo Playground is not installed; {install('playground')}")
     try:
-        with _quiet():
+        with quiet():
             found = getattr(importlib.import_module(_PACKAGE), name, None)
             return importlib.import_module(f"{_PACKAGE}.{name}") if found is None else found
     except Exception as error:
@@ -156,7 +156,7 @@ def _flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Discards the text that Playground prints: missing modules, downloads and missing randomisations."""
+def quiet() -> Iterator[None]:
+    """Discards what Playground and MJX print: missing optional modules, downloads and missing randomisations."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
