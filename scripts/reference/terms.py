@@ -14,7 +14,7 @@ Written by `make docs` (`scripts/reference/`) from the functions of `rlstable/ro
 `configs/env/robot.yaml`. A test fails if this page is stale. [Your robot](your_robot.md) shows how to use it.
 
 A term is a function `(robot, data, memory, action)`; a command or a reset is a function `(robot, key)`. The parameters
-stand beside the term: `env.task.rewards.height.width=0.2`. A list takes functions of your own, too:
+stand beside the term: `+env.task.rewards.height.width=0.2`. A list takes functions of your own, too:
 `+env.task.rewards.lean={term: "my_package.my_module:lean", weight: -0.1}`.
 """
 _LISTS: dict[str, tuple[ModuleType, str]] = {
