@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import copy
 import hashlib
 import json
 import math
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import mujoco
 import numpy as np
@@ -32,11 +33,27 @@ examples:
   python play.py policy.onnx robot.xml --viewer
 """
 
-Policy = Callable[[np.ndarray], np.ndarray]
-
 
 class Refused(Exception):
     """A mistake of the user, as one line."""
+
+
+class Policy:
+    """An exported policy, from an observation to an action; `memory` is the number of a recurrent policy's state."""
+
+    def __init__(self, session: Any, memory: int | None):
+        self._session, self._memory = session, memory
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts an episode: a recurrent policy has a second input and a second output, and starts with zeros."""
+        self._state = {} if self._memory is None else {"memory": np.zeros((1, self._memory), np.float32)}
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        inputs = {"observation": observation[None].astype(np.float32), **self._state}
+        action, *state = self._session.run(None, inputs)
+        self._state = dict(zip(self._state, state, strict=True))
+        return np.asarray(action[0])
 
 
 def load_policy(path: Path) -> tuple[Policy, dict[str, Any]]:
@@ -57,15 +74,7 @@ def load_policy(path: Path) -> tuple[Policy, dict[str, Any]]:
 
     contract: dict[str, Any] = {key: _parsed(text) for key, text in texts.items()}
     contract["root_body"] = texts["root_body"]  # a name may look like a number
-    # A recurrent policy has a second input and a second output, which starts each episode with zeros.
-    memory = {"memory": np.zeros((1, contract["memory"]["size"]), np.float32)} if "memory" in contract else {}
-
-    def act(observation: np.ndarray) -> np.ndarray:
-        action, *rest = session.run(None, {"observation": observation[None].astype(np.float32), **memory})
-        memory.update(zip(memory, rest, strict=True))
-        return np.asarray(action[0])
-
-    return act, contract
+    return Policy(session, contract["memory"]["size"] if "memory" in contract else None), contract
 
 
 def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False) -> mujoco.MjModel:
@@ -140,7 +149,7 @@ class Loop:
         delay: int | None = None,
     ):
         self.model, self.data, self.policy = model, mujoco.MjData(model), policy
-        self._contract, self._actuators = contract, contract["actuators"]
+        self.contract, self._actuators = contract, contract["actuators"]
         self._delay = contract["action_delay"]["least"] if delay is None else delay
         self.command = _command(contract, command)
         self._terms = [(entry, measurement(model, contract, entry)) for entry in contract["observations"]]
@@ -151,8 +160,9 @@ class Loop:
 
     def reset(self, qpos: np.ndarray | None = None, qvel: np.ndarray | None = None) -> None:
         """Starts from a state; None is home at rest."""
+        self.policy.reset()
         mujoco.mj_resetData(self.model, self.data)
-        self.data.qpos[:] = self._contract["default_qpos"] if qpos is None else qpos
+        self.data.qpos[:] = self.contract["default_qpos"] if qpos is None else qpos
         self.data.qvel[:] = 0.0 if qvel is None else qvel
         self.data.ctrl[:] = self._home
         mujoco.mj_forward(self.model, self.data)
@@ -160,7 +170,7 @@ class Loop:
         self.actions = collections.deque([np.zeros(self.model.nu, np.float32)] * kept, maxlen=kept)
         self._filtered, self.steps = self.actions[0], 0
         self._past: dict[str, collections.deque[np.ndarray]] = {}
-        frame, stacked = self._frame(), self._contract["observation"]["history"]
+        frame, stacked = self._frame(), self.contract["observation"]["history"]
         self._stack = collections.deque([frame] * stacked, maxlen=stacked)
 
     @property
@@ -169,14 +179,14 @@ class Loop:
 
     def step(self) -> None:
         """One action of the policy."""
-        action, clip = self.policy(self.observation), self._contract["action_clip"]
+        action, clip = self.policy(self.observation), self.contract["action_clip"]
         action = action if clip is None else np.clip(action, -clip, clip)
-        for _ in range(self._contract["action_repeat"]):
+        for _ in range(self.contract["action_repeat"]):
             self.actions.appendleft(action)
-            stays = np.float32(self._contract["action_filter"])
+            stays = np.float32(self.contract["action_filter"])
             self._filtered = stays * self._filtered + (1 - stays) * self.actions[self._delay]
             self.data.ctrl[:] = np.clip(self._home + self._scale * self._filtered, self._low, self._high)
-            mujoco.mj_step(self.model, self.data, nstep=self._contract["decimation"])
+            mujoco.mj_step(self.model, self.data, nstep=self.contract["decimation"])
             self.steps += 1
             self._stack.append(self._frame())
         self.data.xfrc_applied[self.root] = 0.0
@@ -202,17 +212,17 @@ class Loop:
     @property
     def height(self) -> float:
         """Height of the root body above the floor."""
-        return float(self.data.xpos[self.root, 2]) - float(self._contract["floor_height"])
+        return float(self.data.xpos[self.root, 2]) - float(self.contract["floor_height"])
 
     @property
     def fallen(self) -> bool | None:
         """Whether an ending of the task, `fallen` or `too_low`, is true; None if the task has neither."""
         ends = []
-        for ending in self._contract["endings"]:
+        for ending in self.contract["endings"]:
             if ending["term"] == "fallen":
                 ends.append(not self.data.xmat[self.root, 8] >= math.cos(math.radians(ending["parameters"]["angle"])))
             elif ending["term"] == "too_low":
-                ends.append(not self.height >= ending["parameters"]["share"] * self._contract["default_height"])
+                ends.append(not self.height >= ending["parameters"]["share"] * self.contract["default_height"])
         return any(ends) if ends else None
 
     @property
@@ -223,7 +233,7 @@ class Loop:
 
     def push(self, velocity: np.ndarray) -> None:
         """Pushes the root body during the next action with the force that gives the robot a velocity `[2]`."""
-        seconds = self.model.opt.timestep * self._contract["decimation"] * self._contract["action_repeat"]
+        seconds = self.model.opt.timestep * self.contract["decimation"] * self.contract["action_repeat"]
         self.data.xfrc_applied[self.root, :2] = self.model.body_subtreemass[self.root] * velocity / seconds
 
 
@@ -382,10 +392,28 @@ def viewer(loop: Loop) -> Iterator[Callable[[], None]]:
         yield show
 
 
-def played(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], None]]) -> list[str]:
-    """Takes some actions, and returns what happened, as lines."""
-    random, commands = np.random.default_rng(0), _slices(loop._contract)
-    velocities, stood = [], 0.0
+class Played(NamedTuple):
+    """One episode.
+
+    Attributes:
+        seconds: Simulated time.
+        stood: Seconds until the robot fell; None if the task has no ending.
+        height: Height of the root body at the end.
+        moved: Velocity forward and sideways, and turning rate, in each step, `[steps, 3]`.
+        wanted: The same, as commanded, `[3]`; None without a velocity command.
+    """
+
+    seconds: float
+    stood: float | None
+    height: float
+    moved: np.ndarray
+    wanted: np.ndarray | None
+
+
+def play(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], None]] = ()) -> Played:
+    """Takes some actions, and calls the watchers after each of them."""
+    random, commands = np.random.default_rng(0), _slices(loop.contract)
+    moved, stood = [], 0.0
     standing, next_push = loop.fallen is False, _PUSH_EVERY
     for _ in range(steps):
         if push and loop.data.time >= next_push:
@@ -394,19 +422,47 @@ def played(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], 
         loop.step()
         standing = standing and not loop.fallen
         stood = float(loop.data.time) if standing else stood
-        velocities.append(loop.velocity)
+        moved.append(loop.velocity)
         for watch in watchers:
             watch()
-    lines = [] if loop.fallen is None else [f"stood {stood:.2f} of {loop.data.time:.2f} s"]
-    lines.append(f"final height {loop.height:.3f} m")
-    if "velocity" in commands:
-        wanted, moved = loop.command[commands["velocity"]], np.array(velocities)
-        linear = np.linalg.norm(moved[:, :2] - wanted[:2], axis=1).mean()
-        turning = np.abs(moved[:, 2] - wanted[2]).mean()
-        lines.append(f"mean velocity {' '.join(f'{x:.2f}' for x in moved.mean(axis=0))}, "
-                     f"commanded {' '.join(f'{x:.2f}' for x in wanted)}")  # fmt: skip
-        lines.append(f"mean command error {linear:.3f} m/s and {turning:.3f} rad/s")
+    wanted = loop.command[commands["velocity"]] if "velocity" in commands else None
+    seconds = float(loop.data.time)
+    return Played(seconds, None if loop.fallen is None else stood, loop.height, np.array(moved), wanted)
+
+
+def report(episodes: Sequence[Played]) -> list[str]:
+    """Lines about one episode, or about several with different commands."""
+    first, lines, several = episodes[0], [], len(episodes) > 1
+    if first.stood is not None and several:
+        stood = sum(one.stood == one.seconds for one in episodes)
+        lines.append(f"stood to the end in {stood} of {len(episodes)} episodes of {first.seconds:.2f} s")
+    elif first.stood is not None:
+        lines.append(f"stood {first.stood:.2f} of {first.seconds:.2f} s")
+    if not several:
+        lines.append(f"final height {first.height:.3f} m")
+    if first.wanted is not None:
+        off = np.array([one.moved - one.wanted for one in episodes])
+        linear, turning = np.linalg.norm(off[..., :2], axis=2).mean(axis=1), np.abs(off[..., 2]).mean(axis=1)
+        worst = episodes[linear.argmax()].wanted
+        if not several:
+            lines.append(f"mean velocity {_short(first.moved.mean(axis=0))}, commanded {_short(first.wanted)}")
+        lines.append(f"mean command error {linear.mean():.3f} m/s and {turning.mean():.3f} rad/s")
+        if several:
+            lines.append(f"greatest {linear.max():.3f} m/s, at the command {_short(worst)}")
     return lines
+
+
+def _short(numbers: np.ndarray) -> str:
+    return " ".join(f"{x:.2f}" for x in numbers)
+
+
+def random_commands(contract: Mapping[str, Any], count: int) -> list[list[float]]:
+    """Random commands from the ranges of training."""
+    entries, random = contract["commands"], np.random.default_rng(0)
+    if not entries or any(entry["low"] is None for entry in entries):
+        raise Refused("--commands: the policy has no commands with a range; leave it out")
+    low, high = (np.concatenate([entry[key] for entry in entries]) for key in ("low", "high"))
+    return random.uniform(low, high, (count, low.size)).tolist()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -418,13 +474,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = load_model(args.model or args.policy.with_name("robot.mjb"), contract, args.any_model)
         model.geom_friction *= args.friction
         model.pair_friction *= args.friction
-        loop = Loop(model, contract, policy, args.command, args.delay)
         period = contract["control_dt"] * contract["action_repeat"]
         steps = max(1, round(args.seconds / period) if args.steps is None else args.steps)
+        commands = random_commands(contract, args.commands) if args.commands else [args.command]
+        loops = [Loop(model, contract, copy.copy(policy), command, args.delay) for command in commands]
         with contextlib.ExitStack() as open_now:
-            watchers = [open_now.enter_context(film(args.video, loop))] if args.video else []
-            watchers += [open_now.enter_context(viewer(loop))] if args.viewer else []
-            lines = played(loop, steps, args.push, watchers)
+            watchers = [open_now.enter_context(film(args.video, loops[0]))] if args.video else []
+            watchers += [open_now.enter_context(viewer(loops[0]))] if args.viewer else []
+            lines = report([play(loop, steps, args.push, watchers) for loop in loops])
     except Refused as error:
         print(f"rlstable: {error}", file=sys.stderr)
         sys.exit(2)
@@ -450,6 +507,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("model", type=Path, nargs="?", help="file of the robot that was trained on [robot.mjb beside the policy]")
     add("--command", type=numbers, metavar="NUMBERS",
         help='all commands, for example "0.5 0 0": forward and sideways in m/s, turning in rad/s')  # fmt: skip
+    add("--commands", type=int, default=0, metavar="NUMBER", help="play so many random commands of training, in turn")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="number of actions")
     length.add_argument("--seconds", type=float, default=10.0, help="simulated time [10]")
@@ -460,9 +518,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--viewer", action="store_true", help="show it in MuJoCo's viewer")
     add("--any-model", action="store_true", help="play with a model that is not the one of training")
     args = parser.parse_args(argv)
-    for name in ("steps", "seconds", "delay", "friction", "push"):
+    for name in ("steps", "seconds", "delay", "friction", "push", "commands"):
         if not 0 <= (getattr(args, name) or 0) < math.inf:
             parser.error(f"argument --{name}: {getattr(args, name)} must be a number of at least 0")
+    if args.commands and (args.command or args.video or args.viewer):
+        parser.error("argument --commands: leave out --command, --video and --viewer")
     return args
 
 

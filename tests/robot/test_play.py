@@ -149,6 +149,40 @@ def test_command_prints_how_long_the_robot_stood_and_its_command_error(
     assert lines[2].endswith("commanded 0.50 0.00 0.00") and lines[3].startswith("mean command error 0.")
 
 
+def test_random_commands_are_of_the_ranges_of_training_and_their_errors_are_averaged(
+    walker: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, contract = play.load_policy(walker.onnx)
+    commands, model = play.random_commands(contract, 3), play.load_model(file_of("quadruped"), contract)
+    assert (np.array([-0.5, -0.3, -0.7]) <= commands).all() and (commands <= np.array([1.0, 0.3, 0.7])).all()
+    episodes = [play.play(play.Loop(model, contract, policy, command), 5, 0.0) for command in commands]
+    linear = [np.linalg.norm(one.moved[:, :2] - one.wanted[:2], axis=1).mean() for one in episodes]
+    turning = [np.abs(one.moved[:, 2] - one.wanted[2]).mean() for one in episodes]
+    assert run(str(walker.onnx), str(file_of("quadruped")), "--steps", "5", "--commands", "3") == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "stood to the end in 3 of 3 episodes of 0.10 s",
+        f"mean command error {np.mean(linear):.3f} m/s and {np.mean(turning):.3f} rad/s",
+    ]
+
+
+def test_policy_without_commands_has_no_random_ones(walker: Exported) -> None:
+    with pytest.raises(play.Refused, match="--commands: the policy has no commands with a range; leave it out"):
+        play.random_commands({**play.load_policy(walker.onnx)[1], "commands": []}, 3)
+
+
+def test_each_episode_starts_with_an_empty_memory_of_a_recurrent_policy() -> None:
+    class Session:
+        """Adds 1 to the memory."""
+
+        def run(self, _: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            return [inputs["memory"].copy(), inputs["memory"] + 1]
+
+    policy = play.Policy(Session(), 2)
+    assert [policy(np.zeros(3)).tolist() for _ in range(2)] == [[0, 0], [1, 1]]
+    policy.reset()
+    assert policy(np.zeros(3)).tolist() == [0, 0]
+
+
 def test_model_beside_the_policy_is_the_default(arm: Exported, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(arm.onnx), "--seconds", "0.1") == 0
     assert capsys.readouterr().out == "final height 0.500 m\n"  # an arm cannot fall, and has no velocity
@@ -162,6 +196,7 @@ def test_model_beside_the_policy_is_the_default(arm: Exported, capsys: pytest.Ca
         (("--delay", "-1"), "argument --delay: -1 must be a number of at least 0"),
         (("--friction", "nan"), "argument --friction: nan must be a number of at least 0"),
         (("--steps", "3", "--seconds", "1"), "argument --seconds: not allowed with argument --steps"),
+        (("--commands", "2", "--command", "0 0 0"), "argument --commands: leave out --command, --video and --viewer"),
         (("--viewr",), "unrecognized arguments: --viewr"),
     ],
 )
