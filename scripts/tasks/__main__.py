@@ -141,7 +141,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         except ConfigError as error:
             failed += 1
             print(f"tasks: {error}", file=sys.stderr, flush=True)
-    page.write(results.read(asked.out), tasks(), asked.out.with_suffix(".md"))
+    rows = results.read(asked.out)
+    stale = [name for name in {row["task"] for row in rows} & tasks().keys() if missing(rows, name, 1)]
+    page.write(rows, tasks(), asked.out.with_suffix(".md"), stale)
     if failed:
         sys.exit(f"tasks: {failed} of the tasks failed; run it again to retry them")
 

@@ -1,6 +1,6 @@
 """The page of `make tasks`: a row per task with returns, falls, a curve, and the published returns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,7 @@ def sparkline(curves: Sequence[np.ndarray]) -> str:
     return "".join(_BARS[round(level)] for level in levels)
 
 
-def line(rows: Sequence[Row], name: str, task: "Task") -> list[str]:
+def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> list[str]:
     own = latest(rows, name)
     curves = [curve(row) for row in own]
     last = estimate([values[-1] for values in curves], interquartile_mean)
@@ -61,7 +61,7 @@ def line(rows: Sequence[Row], name: str, task: "Task") -> list[str]:
     ended = sum(values[-1] < KEPT for values in shares)
     ever = sum(values[values.argmax() :].min() < KEPT for values in shares)
     cells = [
-        own[0]["name"], f"{own[0]['steps'][-1] / 1e6:.2g}", f"{own[0]['minutes']:.1f}",
+        own[0]["name"] + " †" * stale, f"{own[0]['steps'][-1] / 1e6:.2g}", f"{own[0]['minutes']:.1f}",
         f"{last.value:,.4g}" + ("" if last.low is None else f" [{last.low:,.4g}, {last.high:,.4g}]"),
         f"{min(values[-1] for values in curves):,.4g}", f"{given:,.4g}", sparkline(curves),
         f"{ended} of {len(own)}", f"{ever} of {len(own)}",
@@ -74,12 +74,13 @@ def line(rows: Sequence[Row], name: str, task: "Task") -> list[str]:
     return [task.name, *cells, records[0] if records else "none", ratio, ", ".join(records[1:])]
 
 
-def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path) -> None:
+def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path, stale: Collection[str] = ()) -> None:
+    """Fills in the page; `stale` are the tasks whose recipe has changed since their training."""
     trained = {name: task for name, task in tasks.items() if any(row["task"] == name for row in rows)}
     parts = {}
     tables = {"brax": (_HEADER, (0, 1, 7)), "playground": (_HEADER, (0, 1, 7)), "robot": (_ROBOTS, (0, 1, 2, 8))}
     for source, (header, texts) in tables.items():
-        lines = [line(rows, name, task) for name, task in trained.items() if task.source == source]
+        lines = [line(rows, name, task, name in stale) for name, task in trained.items() if task.source == source]
         parts[source] = "\n".join(pages.table(header, lines, texts)) if lines else "Not trained yet."
     compared = [
         interquartile_mean([curve(row)[-1] for row in latest(rows, name)]) / next(iter(task.record.values()))[0]

@@ -53,6 +53,10 @@ def test_line_of_a_robot_has_its_model_and_the_share_of_the_greatest_return():
     assert cells[:3] == ["robot_reach", "`models/arm.xml`", "cpu"] and cells[-2:] == ["4", "0.75"]
 
 
+def test_line_marks_a_task_whose_recipe_has_changed():
+    assert page.line([row(0, [1.0, 3.0])], "brax:hopper", HOPPER, stale=True)[1] == "cpu †"
+
+
 def test_every_threshold_is_far_above_what_a_trivial_policy_returns():
     listed = study.tasks()
     for name, wanted in yaml.safe_load((study.FOLDER / "learn.yaml").read_text())["tasks"].items():
