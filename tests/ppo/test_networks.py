@@ -9,7 +9,8 @@ from toys import equations, experience
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.device.counter import WideCounter
-from rlstable.ppo.networks import MLP, Networks
+from rlstable.ppo.modules import MLP
+from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
