@@ -41,8 +41,9 @@ _NOT_IN_EVENT = ("signs", "warnings")  # fields of `result.json` that the event 
 
 def header(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
     """The lines that a run prints before it trains, as names and values, from its first seed."""
+    model = "" if config.env.xml is None else f" with {Path(config.env.xml).name}"
     return [
-        ("task", f"{config.env.name}{_physics(seed.setup.loaded.backend)}"),
+        ("task", f"{config.env.name}{model}{_physics(seed.setup.loaded.backend)}"),
         ("device", _device(seed)),
         ("steps", _steps(config, seed.programs.num_envs(seed.host))),
         ("networks", _networks(config, seed)),
