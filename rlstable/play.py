@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import copy
 import hashlib
 import json
 import math
@@ -39,20 +38,20 @@ class Refused(Exception):
 
 
 class Policy:
-    """An exported policy, from an observation to an action; `memory` is the number of a recurrent policy's state."""
+    """An exported policy, from an observation to an action; `memory` is the size of a recurrent policy's, or None."""
 
     def __init__(self, session: Any, memory: int | None):
-        self._session, self._memory = session, memory
+        self._session, self._size = session, memory
         self.reset()
 
     def reset(self) -> None:
-        """Starts an episode: a recurrent policy has a second input and a second output, and starts with zeros."""
-        self._state = {} if self._memory is None else {"memory": np.zeros((1, self._memory), np.float32)}
+        """Starts an episode, with zeros as the memory of a recurrent policy."""
+        self.memory = {} if self._size is None else {"memory": np.zeros((1, self._size), np.float32)}
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
-        inputs = {"observation": observation[None].astype(np.float32), **self._state}
+        inputs = {"observation": observation[None].astype(np.float32), **self.memory}
         action, *state = self._session.run(None, inputs)
-        self._state = dict(zip(self._state, state, strict=True))
+        self.memory = dict(zip(self.memory, state, strict=True))
         return np.asarray(action[0])
 
 
@@ -409,6 +408,12 @@ class Played(NamedTuple):
     moved: np.ndarray
     wanted: np.ndarray | None
 
+    @property
+    def error(self) -> tuple[float, float]:
+        """Mean distance from the command, in m/s and in rad/s."""
+        off = self.moved - self.wanted
+        return float(np.linalg.norm(off[:, :2], axis=1).mean()), float(np.abs(off[:, 2]).mean())
+
 
 def play(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], None]] = ()) -> Played:
     """Takes some actions, and calls the watchers after each of them."""
@@ -430,39 +435,38 @@ def play(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], No
     return Played(seconds, None if loop.fallen is None else stood, loop.height, np.array(moved), wanted)
 
 
-def report(episodes: Sequence[Played]) -> list[str]:
-    """Lines about one episode, or about several with different commands."""
-    first, lines, several = episodes[0], [], len(episodes) > 1
-    if first.stood is not None and several:
-        stood = sum(one.stood == one.seconds for one in episodes)
-        lines.append(f"stood to the end in {stood} of {len(episodes)} episodes of {first.seconds:.2f} s")
-    elif first.stood is not None:
-        lines.append(f"stood {first.stood:.2f} of {first.seconds:.2f} s")
-    if not several:
-        lines.append(f"final height {first.height:.3f} m")
-    if first.wanted is not None:
-        off = np.array([one.moved - one.wanted for one in episodes])
-        linear, turning = np.linalg.norm(off[..., :2], axis=2).mean(axis=1), np.abs(off[..., 2]).mean(axis=1)
-        worst = episodes[linear.argmax()].wanted
-        if not several:
-            lines.append(f"mean velocity {_short(first.moved.mean(axis=0))}, commanded {_short(first.wanted)}")
-        lines.append(f"mean command error {linear.mean():.3f} m/s and {turning.mean():.3f} rad/s")
-        if several:
-            lines.append(f"greatest {linear.max():.3f} m/s, at the command {_short(worst)}")
+def report(one: Played) -> list[str]:
+    """Lines about one episode."""
+    lines = [] if one.stood is None else [f"stood {one.stood:.2f} of {one.seconds:.2f} s"]
+    lines.append(f"final height {one.height:.3f} m")
+    if one.wanted is not None:
+        lines.append(f"mean velocity {_short(one.moved.mean(axis=0))}, commanded {_short(one.wanted)}")
+        lines.append("mean command error {:.3f} m/s and {:.3f} rad/s".format(*one.error))
     return lines
 
 
-def _short(numbers: np.ndarray) -> str:
+def summary(episodes: Sequence[Played], commands: Sequence[Sequence[float]]) -> list[str]:
+    """Lines about episodes with different velocity commands."""
+    errors, stood = np.array([one.error for one in episodes]), sum(one.stood == one.seconds for one in episodes)
+    worst = int(errors[:, 0].argmax())
+    standing = f"stood to the end in {stood} of {len(episodes)} episodes of {episodes[0].seconds:.2f} s"
+    return [
+        *([] if episodes[0].stood is None else [standing]),
+        "mean command error {:.3f} m/s and {:.3f} rad/s".format(*errors.mean(axis=0)),
+        f"greatest command error {errors[worst, 0]:.3f} m/s, at {_short(commands[worst])}",
+    ]
+
+
+def _short(numbers: Iterable[float]) -> str:
     return " ".join(f"{x:.2f}" for x in numbers)
 
 
 def random_commands(contract: Mapping[str, Any], count: int) -> list[list[float]]:
-    """Random commands from the ranges of training."""
-    entries, random = contract["commands"], np.random.default_rng(0)
-    if not entries or any(entry["low"] is None for entry in entries):
-        raise Refused("--commands: the policy has no commands with a range; leave it out")
-    low, high = (np.concatenate([entry[key] for entry in entries]) for key in ("low", "high"))
-    return random.uniform(low, high, (count, low.size)).tolist()
+    """Random velocity commands from the range of training."""
+    if [entry["term"] for entry in contract["commands"]] != ["velocity"]:
+        raise Refused("--commands: is for policies with a velocity command and no other; leave it out")
+    (entry,) = contract["commands"]
+    return np.random.default_rng(0).uniform(entry["low"], entry["high"], (count, 3)).tolist()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -476,12 +480,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         model.pair_friction *= args.friction
         period = contract["control_dt"] * contract["action_repeat"]
         steps = max(1, round(args.seconds / period) if args.steps is None else args.steps)
-        commands = random_commands(contract, args.commands) if args.commands else [args.command]
-        loops = [Loop(model, contract, copy.copy(policy), command, args.delay) for command in commands]
-        with contextlib.ExitStack() as open_now:
-            watchers = [open_now.enter_context(film(args.video, loops[0]))] if args.video else []
-            watchers += [open_now.enter_context(viewer(loops[0]))] if args.viewer else []
-            lines = report([play(loop, steps, args.push, watchers) for loop in loops])
+        if args.commands:
+            commands = random_commands(contract, args.commands)
+            loops = (Loop(model, contract, policy, command, args.delay) for command in commands)
+            lines = summary([play(loop, steps, args.push) for loop in loops], commands)
+        else:
+            loop = Loop(model, contract, policy, args.command, args.delay)
+            with contextlib.ExitStack() as open_now:
+                watchers = [open_now.enter_context(film(args.video, loop))] if args.video else []
+                watchers += [open_now.enter_context(viewer(loop))] if args.viewer else []
+                lines = report(play(loop, steps, args.push, watchers))
     except Refused as error:
         print(f"rlstable: {error}", file=sys.stderr)
         sys.exit(2)
@@ -507,7 +515,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("model", type=Path, nargs="?", help="file of the robot that was trained on [robot.mjb beside the policy]")
     add("--command", type=numbers, metavar="NUMBERS",
         help='all commands, for example "0.5 0 0": forward and sideways in m/s, turning in rad/s')  # fmt: skip
-    add("--commands", type=int, default=0, metavar="NUMBER", help="play so many random commands of training, in turn")
+    add("--commands", type=int, default=0, metavar="NUMBER", help="play this many random velocity commands, in turn")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="number of actions")
     length.add_argument("--seconds", type=float, default=10.0, help="simulated time [10]")

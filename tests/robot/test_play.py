@@ -159,28 +159,35 @@ def test_random_commands_are_of_the_ranges_of_training_and_their_errors_are_aver
     linear = [np.linalg.norm(one.moved[:, :2] - one.wanted[:2], axis=1).mean() for one in episodes]
     turning = [np.abs(one.moved[:, 2] - one.wanted[2]).mean() for one in episodes]
     assert run(str(walker.onnx), str(file_of("quadruped")), "--steps", "5", "--commands", "3") == 0
-    assert capsys.readouterr().out.splitlines()[:2] == [
+    worst = " ".join(f"{x:.2f}" for x in commands[int(np.argmax(linear))])
+    assert capsys.readouterr().out.splitlines() == [
         "stood to the end in 3 of 3 episodes of 0.10 s",
         f"mean command error {np.mean(linear):.3f} m/s and {np.mean(turning):.3f} rad/s",
+        f"greatest command error {max(linear):.3f} m/s, at {worst}",
     ]
 
 
-def test_policy_without_commands_has_no_random_ones(walker: Exported) -> None:
-    with pytest.raises(play.Refused, match="--commands: the policy has no commands with a range; leave it out"):
-        play.random_commands({**play.load_policy(walker.onnx)[1], "commands": []}, 3)
+def test_policy_with_other_commands_has_no_random_ones(arm: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(arm.onnx), "--commands", "3") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "rlstable: --commands: is for policies with a velocity command and no other; leave it out"
 
 
-def test_each_episode_starts_with_an_empty_memory_of_a_recurrent_policy() -> None:
+def test_each_episode_starts_with_an_empty_memory_of_a_recurrent_policy(walker: Exported) -> None:
     class Session:
         """Adds 1 to the memory."""
 
         def run(self, _: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-            return [inputs["memory"].copy(), inputs["memory"] + 1]
+            return [np.zeros((1, 12), np.float32), inputs["memory"] + 1]
 
+    contract = play.load_policy(walker.onnx)[1]
     policy = play.Policy(Session(), 2)
-    assert [policy(np.zeros(3)).tolist() for _ in range(2)] == [[0, 0], [1, 1]]
-    policy.reset()
-    assert policy(np.zeros(3)).tolist() == [0, 0]
+    loop = play.Loop(play.load_model(file_of("quadruped"), contract), contract, policy)
+    loop.step()
+    loop.step()
+    assert policy.memory["memory"].tolist() == [[2, 2]]
+    loop.reset()
+    assert policy.memory["memory"].tolist() == [[0, 0]]
 
 
 def test_model_beside_the_policy_is_the_default(arm: Exported, capsys: pytest.CaptureFixture[str]) -> None:
