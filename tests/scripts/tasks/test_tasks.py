@@ -53,6 +53,12 @@ def test_line_of_a_robot_has_its_model_and_the_share_of_the_greatest_return():
     assert cells[:3] == ["robot_reach", "`models/arm.xml`", "cpu"] and cells[-2:] == ["4", "0.75"]
 
 
+def test_task_is_stale_if_its_newest_rows_have_another_recipe():
+    now = {**row(0, [1.0]), "recipe": study.recipe(study.tasks()["brax:hopper"].command)}
+    assert not study.stale([], "brax:hopper") and not study.stale([{**now, "recipe": "older"}, now], "brax:hopper")
+    assert study.stale([now, {**now, "recipe": "other"}], "brax:hopper")
+
+
 def test_line_marks_a_task_whose_recipe_has_changed():
     assert page.line([row(0, [1.0, 3.0])], "brax:hopper", HOPPER, stale=True)[1] == "cpu †"
 
