@@ -84,6 +84,7 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
     setup, num_envs = programs.setup(host), programs.num_envs(host)
     envs_changed = (saved["num_envs"], old["env"]["restore_info"]) != (num_envs, config.env.restore_info)
     envs_changed |= any(value_at(old, key) != value_at(new, key) for key in _TASK)
+    envs_changed |= old["env"].get("stagger", config.env.stagger) != config.env.stagger  # a run from before the key
     event = saving.log.event
     if envs_changed:
         state = setup.reset_envs_and_pool(state, key())

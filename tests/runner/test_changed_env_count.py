@@ -49,6 +49,13 @@ def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_
     assert second.single.log.history[-1]["step"] == 4 * ITERATION
 
 
+def test_resume_that_staggers_the_environments_resets_them(tmp_path: Path) -> None:
+    TrainingLoop(config(2), tmp_path).run()
+    second = TrainingLoop(config(4, resume="auto", env={"stagger": True}), tmp_path)
+    assert len(events(tmp_path, "environments_redrawn")) == 1
+    assert np.asarray(second.single.state.env_state.info["steps"]).tolist() == [0, 1, 3, 4, 6, 7, 9, 10]
+
+
 def test_resume_that_restores_info_resets_the_environments(tmp_path: Path) -> None:
     """The remedy of the sign `training_episodes_short`."""
     env = {"name": "hostile.users:Limited"}
