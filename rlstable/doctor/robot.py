@@ -139,9 +139,8 @@ def _sites(robot: Robot) -> list[str]:
 
 
 def _home(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
-    model = robot.model
-    if model.nkey and build.keyframe(model, task.keyframe) is None:
-        keys = names(model, "key", range(model.nkey))
+    keys = [robot.model.key(i).name for i in range(robot.model.nkey) if robot.model.key(i).name]
+    if keys and not task.home and build.keyframe(robot.model, task.keyframe) is None:
         what = f"the model has no keyframe home, so that home is qpos0; it has {', '.join(keys)}"
         yield Finding("note", "home", (), what, f"env.task.keyframe={keys[0]}, if the robot starts there")
     outside = [joint for joint in robot.joints if not joint.low - 1e-6 <= joint.home <= joint.high + 1e-6]

@@ -24,7 +24,6 @@ from rlstable.envs.interface import location, require_unwrapped, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.patches import repair_fluid_model, use_own_devices, without_copies
-from rlstable.envs.playground import require_mujoco
 from rlstable.envs.randomized import RandomizationFn, RandomizedEnv
 
 _MUJOCO = ("gymnasium", "playground", "robot")  # sources whose environments simulate with MuJoCo, in MJX if not in C
@@ -55,8 +54,8 @@ def load(
             f"env.source: this run was trained on an environment object of {config.name}; pass the object in Python: "
             "rlstable.fit(env, overrides=['resume=<folder>'])"
         )
-    if config.source in _MUJOCO and config.source != "playground":
-        require_mujoco(config)
+    if config.source in _MUJOCO:
+        playground.require_mujoco(config)
     if config.source != "import":
         with playground.quiet():  # MJX prints that the optional warp-lang is missing
             importlib.import_module("mujoco.mjx")

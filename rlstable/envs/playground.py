@@ -33,7 +33,6 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
     The task keeps its own `episode_length`, which some tasks read: training counts `env.episode_length` itself.
     Raises `ConfigError` if the task, an override or a needed file does not exist, or the task has pixels.
     """
-    require_mujoco(config)
     if config.backend == "native" and config.impl != "auto":
         raise ConfigError(f"env.impl: {config.impl} is of MJX; set env.backend=mjx, or env.impl=auto for C MuJoCo")
     suite = suite_of(config.name)

@@ -23,7 +23,7 @@ _GOOD_EVENTS = frozenset(
         "best_confirmed", "episode_recorded", "sign_recovered", "configuration_changed",
     }
 )  # fmt: skip
-_NOT_SHOWN = frozenset({"backend_chosen", "model_kept"})  # the table at the start has the physics and the folder
+_NOT_SHOWN = frozenset({"backend_chosen", "model_kept"})  # the table at the start has the physics and the model
 _PACE = 50  # rows over which the pace is measured
 _STYLES = {"dim": 2, "yellow": 33, "cyan": 36}  # codes of a terminal
 
