@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 class Policy:
-    """An exported policy, from an observation to an action; `memory` is the size of a recurrent policy's, or None."""
+    """An exported policy, from an observation to an action; `memory` is the size of its recurrent state, or None."""
 
     def __init__(self, session: Any, memory: int | None):
         self._session, self._size = session, memory
