@@ -38,6 +38,7 @@ def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_
     first.run()
     ppo = {**config(2).ppo.model_dump(), "num_envs": 16}
     second = TrainingLoop(config(4, resume="auto", ppo=ppo), tmp_path)
+    second.single.log.logbook.wait()
     (event,) = events(tmp_path, "environments_redrawn")
     assert (event["num_envs"], event["step"]) == (16, 2 * ITERATION)
     for ours, theirs in zip(
@@ -52,6 +53,7 @@ def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_
 def test_resume_that_staggers_the_environments_resets_them(tmp_path: Path) -> None:
     TrainingLoop(config(2), tmp_path).run()
     second = TrainingLoop(config(4, resume="auto", env={"stagger": True}), tmp_path)
+    second.single.log.logbook.wait()
     assert len(events(tmp_path, "environments_redrawn")) == 1
     assert np.asarray(second.single.state.env_state.info["steps"]).tolist() == [0, 1, 3, 4, 6, 7, 9, 10]
 
@@ -61,5 +63,5 @@ def test_resume_that_restores_info_resets_the_environments(tmp_path: Path) -> No
     env = {"name": "hostile.users:Limited"}
     TrainingLoop(config(2, env=env), tmp_path).run()
     second = TrainingLoop(config(4, resume="auto", env=env | {"restore_info": True}), tmp_path)
-    assert len(events(tmp_path, "environments_redrawn")) == 1
     assert second.run().stop_reason is StopReason.completed
+    assert len(events(tmp_path, "environments_redrawn")) == 1
