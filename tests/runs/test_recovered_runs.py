@@ -103,17 +103,17 @@ def incidents(folder: Path) -> list[str]:
     [
         ("storm", (7,)),  # the first row after a rollback
         pytest.param("storm", (2, 5, 12, 20), marks=pytest.mark.slow),
-        ("storm between two copies", (6, 7)),
+        pytest.param("storm between two copies", (6, 7), marks=pytest.mark.slow),
         pytest.param("no update between two copies", (6, 7), marks=pytest.mark.slow),
         ("no update to the end", (3,)),
         pytest.param("bad and good iterations", (4,), marks=pytest.mark.slow),
         ("draws from the pool", (4,)),  # where a reset of all environments and a refill are due
         ("collapse", (START + 2,)),
         pytest.param("collapse", (30, 47), marks=pytest.mark.slow),
-        ("precision", (8,)),
+        pytest.param("precision", (8,), marks=pytest.mark.slow),
         ("incidents", (3,)),
         ("recurrent", (3,)),
-        ("steps shortened", (30,)),
+        pytest.param("steps shortened", (30,), marks=pytest.mark.slow),
     ],
 )
 def test_run_in_parts_ends_in_the_same_bits_as_the_whole_run(
@@ -310,6 +310,7 @@ def test_precision_typed_on_resume_is_not_raised(tmp_path: Path) -> None:
     assert "float64" not in dtypes(tmp_path)
 
 
+@pytest.mark.slow
 def test_each_precision_compiles_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recovery = PRECISION["supervise"]["recovery"] | {"relax_after": 3, "attempts": 20}
     supervise = PRECISION["supervise"] | {"recovery": recovery}
