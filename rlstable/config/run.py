@@ -282,6 +282,8 @@ class Config(Section, at=""):
         require(plain, "ppo.symmetry", "auto needs network.recurrent=null: the memory of a GRU has no mirror image")
         mirrored = self.ppo.symmetry is None or self.env.source == "robot"
         require(mirrored, "ppo.symmetry", "auto needs env=robot, whose observations have names; set it to null")
+        seen = not (self.env.task and self.env.task.critic_observations) or self.network.value_obs_key != "state"
+        require(seen, "network.value_obs_key", "must be privileged_state with env.task.critic_observations")
         return self
 
     @property

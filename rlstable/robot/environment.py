@@ -18,7 +18,7 @@ from rlstable.config.robot import TaskConfig
 from rlstable.config.schema import INT32_MAX, first_line
 from rlstable.device.trees import TRAINED_STEPS, Observation, PyTree
 from rlstable.robot import actions, terms
-from rlstable.robot.lists import KEY, Lists
+from rlstable.robot.lists import KEY, Lists, seen_by_critic
 from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Observer, Part
@@ -61,7 +61,7 @@ class RobotEnv:
         self.observers = {"state": Observer(robot, f"{KEY}.observations", lists.observations, task.observations)}
         if lists.critic:
             key = f"{KEY}.critic_observations"
-            self.observers["privileged_state"] = Observer(robot, key, lists.critic, task.critic_observations)
+            self.observers["privileged_state"] = Observer(robot, key, lists.critic, seen_by_critic(task))
         self.mjx_model = _on_device(robot.model, path) if simulates_with_mjx else None
         self.simulator: Simulator = MjxSimulator(robot.model)
         self._weights = {name: config.weight for name, config in task.rewards.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rlstable.config import ConfigError
-from rlstable.config.robot import TaskConfig
+from rlstable.config.robot import ObservationConfig, TaskConfig
 from rlstable.robot import commands, endings, observations, resets, rewards, terms
 
 KEY = "env.task"
@@ -28,7 +28,7 @@ class Lists(NamedTuple):
     def of(cls, task: TaskConfig) -> Lists:
         return cls(
             terms.found(observations.TERMS, f"{KEY}.observations", task.observations),
-            terms.found(observations.TERMS, f"{KEY}.critic_observations", task.critic_observations),
+            terms.found(observations.TERMS, f"{KEY}.critic_observations", seen_by_critic(task)),
             terms.found(commands.TERMS, f"{KEY}.commands", task.commands),
             terms.found(rewards.TERMS, f"{KEY}.rewards", task.rewards),
             terms.found(endings.TERMS, f"{KEY}.endings", task.endings),
@@ -51,3 +51,9 @@ class Lists(NamedTuple):
                 if any(repr(geom) in str(error) for geom in terms.touching({key: function})):
                     return ConfigError(f"{key}.{error}")
         return error
+
+
+def seen_by_critic(task: TaskConfig) -> Mapping[str, ObservationConfig]:
+    """The critic's own observations and the policy's, without noise and delay; empty without any of its own."""
+    shared = {name: own.model_copy(update={"noise": 0.0, "delay": (0, 0)}) for name, own in task.observations.items()}
+    return shared | task.critic_observations if task.critic_observations else {}

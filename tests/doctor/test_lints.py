@@ -83,12 +83,7 @@ BALL = """
 
 @pytest.mark.parametrize(
     ("solref", "timestep", "severity"),
-    [
-        ("0.02 1", 0.01, None),
-        ("0.02 1", 0.02, "note"),
-        ("0.003 1", 0.002, "warning"),
-        ("-1e5 -100", 0.002, None),
-    ],
+    [("0.02 1", 0.01, None), ("0.02 1", 0.02, "note"), ("0.003 1", 0.002, "warning"), ("-1e5 -100", 0.002, None)],
 )
 def test_constraint_time_is_compared_with_the_timestep(solref: str, timestep: float, severity: str | None) -> None:
     model = world(BALL.format(solref))

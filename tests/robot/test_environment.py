@@ -100,10 +100,16 @@ def test_noise_is_within_its_bound_and_differs_from_step_to_step() -> None:
     assert all(0 < abs(x) <= 0.01 for x in noise) and len(set(noise)) == len(noise)
 
 
-def test_critic_sees_a_list_of_its_own() -> None:
-    word = "+env.task.critic_observations.joint_positions={}"
-    state = played("robot_swingup", "cart_pole", word, actions=[])[0]
-    assert {name: x.shape for name, x in state.obs.items()} == {"state": (5,), "privileged_state": (2,)}
+def test_critic_sees_the_policys_observations_without_noise_and_delay_and_its_own() -> None:
+    words = (
+        "+env.task.critic_observations.height={}", "network.value_obs_key=privileged_state",
+        "+env.task.observations.joint_velocities={noise: 0.1, delay: [1, 1]}",
+    )  # fmt: skip
+    states = played("robot_swingup", "cart_pole", *words, actions=[1.0, 1.0])
+    critic = np.array([state.obs["privileged_state"] for state in states])
+    assert (states[0].obs["state"].shape, critic.shape) == ((5,), (3, 6))
+    np.testing.assert_allclose(critic[:, 1:3], [state.data.qvel for state in states], atol=1e-6)
+    assert all(abs(float(states[-1].obs["state"][i]) - critic[-1, i]) > 1e-3 for i in (1, 2))
 
 
 RANGES = "forward: [0.5, 1.0], sideways: [-0.1, 0.1], turn: [0, 0], stand: 0, resample: 0.04"

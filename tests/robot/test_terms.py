@@ -45,10 +45,7 @@ MISTAKES = {
         ["env.task.rewards.upright.weight=much"],
         "env.task.rewards.upright.weight: 'much' must be a number, not text",
     ),
-    "weight that is missing": (
-        ["+env.task.rewards.slip={}"],
-        "env.task.rewards.slip.weight: is missing; set it",
-    ),
+    "weight that is missing": (["+env.task.rewards.slip={}"], "env.task.rewards.slip.weight: is missing; set it"),
     "reversed range": (
         ["env.task.actions.delay=[2, 0]"],
         "env.task.actions.delay: [2, 0] is reversed; write the lower number first: [0, 2]",
@@ -77,6 +74,10 @@ MISTAKES = {
     "unknown sensor": (
         ["+env.task.observations.sensor={name: compass}"],
         "env.task.observations.sensor.sensor: the model has no sensor 'compass'; it has gyro, accelerometer",
+    ),
+    "critic that does not see its list": (
+        ["+env.task.critic_observations.height={}"],
+        "network.value_obs_key: must be privileged_state with env.task.critic_observations",
     ),
     "engine of Brax": (
         ["env.backend=spring"],
