@@ -341,12 +341,8 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
         raise Refused("--video needs imageio-ffmpeg, which is not installed; pip install imageio-ffmpeg") from None
     if not path.absolute().parent.is_dir():
         raise Refused(f"--video: there is no folder {path.absolute().parent}")
-    size, light = float(loop.model.stat.extent), loop.model.vis.headlight
-    light.ambient[:], light.diffuse[:] = 0.4, 0.6
-    camera = mujoco.MjvCamera()
-    camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, loop.root
-    camera.distance, camera.azimuth, camera.elevation = 2 * size, 135, -20
-    drawn = 0
+    camera, drawn = mujoco.MjvCamera(), 0
+    _follow(camera, loop)
     writer = imageio_ffmpeg.write_frames(str(path), (_WIDTH, _HEIGHT), fps=_FRAMES_PER_SECOND, macro_block_size=2)
     writer.send(None)
     with contextlib.closing(writer), contextlib.closing(mujoco.Renderer(loop.model, _HEIGHT, _WIDTH)) as renderer:
@@ -355,22 +351,26 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
             nonlocal drawn
             while drawn <= loop.data.time * _FRAMES_PER_SECOND:
                 renderer.update_scene(loop.data, camera)
-                at = loop.data.xpos[loop.root] - [0, 0, loop.height]
-                _add_grid(renderer.scene, at, size / 3)
+                _add_grid(renderer.scene, loop.data.xpos[loop.root] - [0, 0, loop.height], loop.model.stat.extent / 3)
                 writer.send(np.ascontiguousarray(renderer.render()))
                 drawn += 1
 
         yield draw
 
 
+def _follow(camera: mujoco.MjvCamera, loop: Loop) -> None:
+    loop.model.vis.headlight.ambient[:], loop.model.vis.headlight.diffuse[:] = 0.4, 0.6
+    camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, loop.root
+    camera.distance, camera.azimuth, camera.elevation = 2 * float(loop.model.stat.extent), 135, -20
+
+
 def _add_grid(scene: mujoco.MjvScene, at: np.ndarray, cell: float) -> None:
     """Lines on the floor around a point, which show how the robot moves."""
-    line, reach = mujoco.mjtGeom.mjGEOM_LINE, 15 * cell
+    line, reach, grey = mujoco.mjtGeom.mjGEOM_LINE, 15 * cell, np.array([0.5, 0.5, 0.5, 1], np.float32)
     middle = np.append(np.round(at[:2] / cell) * cell, at[2] + 0.002 * cell)
     for offset in cell * np.arange(-15, 16):
         for ends in ([[offset, -reach, 0], [offset, reach, 0]], [[-reach, offset, 0], [reach, offset, 0]]):
             geom = scene.geoms[scene.ngeom]
-            grey = np.array([0.5, 0.5, 0.5, 1], np.float32)
             mujoco.mjv_initGeom(geom, line, np.zeros(3), np.zeros(3), np.eye(3).ravel(), grey)
             mujoco.mjv_connector(geom, line, 1.0, *(middle + ends))
             scene.ngeom += 1
@@ -382,7 +382,9 @@ def viewer(loop: Loop) -> Iterator[Callable[[], None]]:
     from mujoco.viewer import launch_passive
 
     start = time.monotonic()
-    with launch_passive(loop.model, loop.data) as window:
+    with launch_passive(loop.model, loop.data, show_left_ui=False, show_right_ui=False) as window:
+        with window.lock():
+            _follow(window.cam, loop)
 
         def show() -> None:
             window.sync()
