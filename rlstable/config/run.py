@@ -261,6 +261,9 @@ class Config(Section, at=""):
 
     @model_validator(mode="after")
     def _check(self) -> Config:
+        if self.network.value_obs_key == "auto":
+            key = "privileged_state" if self.env.task and self.env.task.critic_observations else "state"
+            object.__setattr__(self, "network", self.network.model_copy(update={"value_obs_key": key}))
         last = f"the last of {self.seeds} seeds from seed={self.seed} must be below 2**32; set a smaller seed"
         require(self.seed + self.seeds <= 2**32, "seeds", last)
         normalizes = self.fault.site != "normalizer" or self.ppo.normalize_observations
@@ -282,8 +285,6 @@ class Config(Section, at=""):
         require(plain, "ppo.symmetry", "auto needs network.recurrent=null: the memory of a GRU has no mirror image")
         mirrored = self.ppo.symmetry is None or self.env.source == "robot"
         require(mirrored, "ppo.symmetry", "auto needs env=robot, whose observations have names; set it to null")
-        seen = not (self.env.task and self.env.task.critic_observations) or self.network.value_obs_key != "state"
-        require(seen, "network.value_obs_key", "must be privileged_state with env.task.critic_observations")
         return self
 
     @property

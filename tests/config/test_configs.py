@@ -186,7 +186,7 @@ def test_recipes_equal_the_published_ones(name: str) -> None:
     )
     assert config.env.episode_length == (128 if name == "fast" else 1000)
     assert ppo.normalize_advantage == (name != "fast")
-    assert config.network == NetworkConfig()
+    assert config.network == NetworkConfig(value_obs_key="state")
 
 
 @pytest.mark.parametrize("group", SECTIONS)

@@ -102,12 +102,14 @@ def test_noise_is_within_its_bound_and_differs_from_step_to_step() -> None:
 
 def test_critic_sees_the_policys_observations_without_noise_and_delay_and_its_own() -> None:
     words = (
-        "+env.task.critic_observations.height={}", "network.value_obs_key=privileged_state",
+        "+env.task.critic_observations.height={}",
         "+env.task.observations.joint_velocities={noise: 0.1, delay: [1, 1]}",
     )  # fmt: skip
     states = played("robot_swingup", "cart_pole", *words, actions=[1.0, 1.0])
     critic = np.array([state.obs["privileged_state"] for state in states])
     assert (states[0].obs["state"].shape, critic.shape) == ((5,), (3, 6))
+    keys = [config("robot_swingup", "cart_pole", *own).network.value_obs_key for own in (words, ())]
+    assert keys == ["privileged_state", "state"]
     np.testing.assert_allclose(critic[:, 1:3], [state.data.qvel for state in states], atol=1e-6)
     assert all(abs(float(states[-1].obs["state"][i]) - critic[-1, i]) > 1e-3 for i in (1, 2))
 

@@ -73,7 +73,6 @@ MANY = (
     "+env.task.observations.imu={term: site_position, site: imu}",
     "+env.task.observations.gyro_by_name={term: sensor, name: gyro}",
     "+env.task.critic_observations={height: {}, linear_velocity: {}, foot_contacts: {}, accelerometer: {}}",
-    "network.value_obs_key=privileged_state",
 )  # fmt: skip
 
 

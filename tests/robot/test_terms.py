@@ -75,10 +75,6 @@ MISTAKES = {
         ["+env.task.observations.sensor={name: compass}"],
         "env.task.observations.sensor.sensor: the model has no sensor 'compass'; it has gyro, accelerometer",
     ),
-    "critic that does not see its list": (
-        ["+env.task.critic_observations.height={}"],
-        "network.value_obs_key: must be privileged_state with env.task.critic_observations",
-    ),
     "engine of Brax": (
         ["env.backend=spring"],
         "env.backend: spring is for Brax's environments; choose auto, native or mjx for env=robot",
