@@ -17,9 +17,9 @@ Functions = Mapping[str, Callable[..., Any]]
 class Lists(NamedTuple):
     """The functions of a task by name, with their parameters."""
 
+    commands: Functions
     observations: Functions
     critic: Functions
-    commands: Functions
     rewards: Functions
     endings: Functions
     reset: Functions
@@ -27,9 +27,9 @@ class Lists(NamedTuple):
     @classmethod
     def of(cls, task: TaskConfig) -> Lists:
         return cls(
+            terms.found(commands.TERMS, f"{KEY}.commands", task.commands),
             terms.found(observations.TERMS, f"{KEY}.observations", task.observations),
             terms.found(observations.TERMS, f"{KEY}.critic_observations", seen_by_critic(task)),
-            terms.found(commands.TERMS, f"{KEY}.commands", task.commands),
             terms.found(rewards.TERMS, f"{KEY}.rewards", task.rewards),
             terms.found(endings.TERMS, f"{KEY}.endings", task.endings),
             terms.found(resets.TERMS, f"{KEY}.reset", task.reset),
@@ -37,7 +37,7 @@ class Lists(NamedTuple):
 
     def keyed(self) -> dict[str, Functions]:
         """The lists by their key in the configuration."""
-        names = ("observations", "critic_observations", "commands", "rewards", "endings", "reset")
+        names = ("commands", "observations", "critic_observations", "rewards", "endings", "reset")
         return {f"{KEY}.{name}": functions for name, functions in zip(names, self, strict=True)}
 
     def every(self) -> dict[str, Callable[..., Any]]:

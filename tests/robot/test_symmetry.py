@@ -96,7 +96,7 @@ def test_terms_that_show_one_side_are_mirrored_by_the_terms_of_the_other_side() 
     np.testing.assert_array_equal(order[:36], [*SWAPPED, *(12 + np.array(SWAPPED)), *(24 + np.array(SWAPPED))])
     assert signs[starts["phase"]] == signs[starts["phase"] + 1] == -1  # half a cycle later
     privileged = own.observations["privileged_state"]
-    np.testing.assert_array_equal(privileged.sign[place:], [1, 1, -1, 1, 1, 1, 1, 1, 1, -1, 1])
+    np.testing.assert_array_equal(privileged.sign[place:], [1, -1, 1, 1, 1, 1, 1, 1, 1, -1, 1])
     np.testing.assert_array_equal(privileged.order[place + 4 : place + 8] - place, [5, 4, 7, 6])
 
 
