@@ -65,7 +65,6 @@ _WORDS = ("auto", "latest", "null")  # values of a path key with a meaning of th
 # Stop reasons that are not caused by the training.
 FROM_OUTSIDE = (StopReason.interrupted, StopReason.preempted, StopReason.time_limit)
 
-
 # Stop reasons that promise a saved last state. Signals keep their names and exit codes, because job queues read them.
 SAVED = (StopReason.completed, StopReason.target_reached, StopReason.stopped, StopReason.time_limit)
 
@@ -128,9 +127,11 @@ def train_command(overrides: Sequence[str]) -> str:
 
 
 def short_path(path: Path) -> str:
-    """The path from the working folder, if the path is in it."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    """The path from the working folder, if the path is in it and the folder was not deleted."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, FileNotFoundError):
+        return str(path)
 
 
 def _python() -> str:

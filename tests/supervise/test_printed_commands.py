@@ -57,3 +57,7 @@ def test_other_commands_read_the_printed_folder(name: str, tmp_path: Path, monke
     assert tmp_path / str(options(ReportOptions, words[3:]).sweep) == tmp_path / name
     (incident,) = shlex.split(command("replay", tmp_path / name))[3:]
     assert tmp_path / incident == tmp_path / name and not incident.startswith("-")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    Path.cwd().rmdir()
+    assert options(EvaluateOptions, shlex.split(command("evaluate", tmp_path / name, "run="))[3:]).run == tmp_path / name
