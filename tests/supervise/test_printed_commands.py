@@ -60,4 +60,4 @@ def test_other_commands_read_the_printed_folder(name: str, tmp_path: Path, monke
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     Path.cwd().rmdir()
-    assert options(EvaluateOptions, shlex.split(command("evaluate", tmp_path / name, "run="))[3:]).run == tmp_path / name
+    assert str(tmp_path) in command("evaluate", tmp_path / name, "run=")
