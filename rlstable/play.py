@@ -100,6 +100,7 @@ def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False)
     has, needs = (own.nq, own.nu), (np.size(contract["default_qpos"]), len(contract["actuators"]))
     if has != needs:
         raise Refused(f"{path}: {has} are its numbers of positions and actuators, and the policy needs {needs}")
+    own.vis.headlight.ambient[:], own.vis.headlight.diffuse[:] = 0.4, 0.6  # else films and the viewer are dark
     return own
 
 
@@ -359,7 +360,6 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
 
 
 def _follow(camera: mujoco.MjvCamera, loop: Loop) -> None:
-    loop.model.vis.headlight.ambient[:], loop.model.vis.headlight.diffuse[:] = 0.4, 0.6
     camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, loop.root
     camera.distance, camera.azimuth, camera.elevation = 2 * float(loop.model.stat.extent), 135, -20
 

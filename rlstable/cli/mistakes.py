@@ -44,8 +44,8 @@ _SENTENCES: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"Could not find '([^'/]+)/([^']+)' Available options in '[^']+': (.*?) provider=", _unknown_option),
     (r"Could not override 'device'", lambda _: _DEVICE),
     (
-        r"Could not override '(env\.task\.[^']+)'",
-        lambda m: f"{m[1]}: the task does not have this yet; write + to add it: +{m[1]}=<value>",
+        r"Could not override '(env\.task\.(?:\w+\.[^']+|commands|(?:critic_)?observations|rewards|endings|reset))'",
+        lambda m: f"{m[1]}: names what the task does not have yet; write + to add it: +{m[1]}=<value>",
     ),
     (r"Could not override '([^']+)'", lambda m: str(unknown_key(Config, m[1]))),
     (r"Could not delete from config\. '([^']+)'", lambda m: str(unknown_key(Config, m[1]))),

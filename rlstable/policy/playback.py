@@ -145,14 +145,14 @@ def _require_fit(policy: Policy, env: Env, config: Config, backend: str | None) 
     if config.env.source == "import":
         check(env, config.env.name, config.network)
     own = with_memory(env, policy.networks.config)
-    observation = policy.networks.select(jax.eval_shape(own.reset, jax.random.PRNGKey(0)).obs)
+    observation = policy.networks.select(jax.eval_shape(own.reset, jax.random.PRNGKey(0)).obs, acting=True)
     given, read = (
         {jax.tree_util.keystr(path).replace("'", '"'): math.prod(x.shape) for path, x in leaves}
         for leaves in map(jax.tree_util.tree_leaves_with_path, (observation, policy.statistics.mean))
     )
     differing = [
         f"the class gives {given.get(key, 0)} numbers in obs{key}, the policy reads {read.get(key, 0)}"
-        for key in sorted(given.keys() | read.keys())
+        for key in sorted(given)
         if given.get(key) != read.get(key)
     ]
     if env.action_size != policy.networks.action_size:

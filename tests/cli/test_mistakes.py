@@ -32,7 +32,7 @@ MISTAKES = [
     ("env.source=import env.name=a:B", "env.source: import alone keeps the recipe of another environment; write env="),
     ("resume=nowhere", "resume: nowhere is not a run folder, it has no config.yaml; give runs/<env>/<time>"),
     ("resume=latest", "resume: there is no run in the folder runs yet; make one with rlstable train, or name a folder"),
-    ("env=robot env.task.rewards={slip:{}}", "env.task.rewards: the task does not have this yet; write + to add it"),
+    ("env=robot env.task.rewards={slip:{}}", "env.task.rewards: names what the task does not have yet; write +"),
     ("hydra/launcher=ray", f"hydra/launcher: ray is not installed; {install('ray').split()[0]}"),
     ("--env ant", "cannot read '--env': write env=ant"),
     ("--lr=1e-3", "cannot read '--lr': write ppo.learning_rate=1e-3"),

@@ -41,7 +41,7 @@ def test_every_environment_draws_its_own_model_within_the_ranges() -> None:
     [
         ("mass=[1.2, 0.8]", "mass: [1.2, 0.8] is reversed"),
         ("mass=[0, 1]", "mass: [0, 1] are factors; both must be above 0"),
-        ("mas=[0.8, 1]", "mas: the task does not have this yet"),
+        ("mas=[0.8, 1]", "mas: names what the task does not have yet"),
     ],
 )
 def test_mistake_in_a_range_is_one_line(word: str, message: str) -> None:
