@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeGuard, TypeVar
+from typing import Annotated, Any, ClassVar, TypeGuard, TypeVar, get_args
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -199,9 +199,10 @@ def _suggest(model: type[Section], path: list[str]) -> str:
                 or [key for name in _close_names(model, path[-1]) for key in keys_named(model, name)]
             )
             return f"; did you mean {' or '.join(close[:3])}?" if close else f"; allowed here: {', '.join(keys)}"
-        if not _is_section(field.annotation):
-            return f"; {part} is a value, not a section"
-        section = field.annotation
+        sections = [kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)]
+        if not sections:
+            return f"; {part} is a value, not a section" if path[depth + 1 :] else "; the environment has none"
+        section = sections[0]
     return ""
 
 
