@@ -88,11 +88,7 @@ def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False)
     mujoco.mj_saveModel(own, None, content)
     if hashlib.sha256(content.tobytes()).hexdigest() != contract["model_hash"] and not any_model:
         made, here = contract["versions"]["mujoco"], mujoco.__version__
-        reason = (
-            f"compiled by MuJoCo {made}, and this is {here}"
-            if made != here
-            else "the file has changed, or more was added to it"
-        )
+        reason = f"MuJoCo {made} compiled it, this is {here}" if made != here else "the file or the additions differ"
         raise Refused(
             f"{path} is not the model that the policy was trained on ({reason}); give robot.mjb, which export writes, "
             "or add --any-model"
@@ -343,7 +339,7 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
     if not path.absolute().parent.is_dir():
         raise Refused(f"--video: there is no folder {path.absolute().parent}")
     camera, drawn = mujoco.MjvCamera(), 0
-    _follow(camera, loop)
+    size = _follow(camera, loop)
     writer = imageio_ffmpeg.write_frames(str(path), (_WIDTH, _HEIGHT), fps=_FRAMES_PER_SECOND, macro_block_size=2)
     writer.send(None)
     with contextlib.closing(writer), contextlib.closing(mujoco.Renderer(loop.model, _HEIGHT, _WIDTH)) as renderer:
@@ -352,16 +348,20 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
             nonlocal drawn
             while drawn <= loop.data.time * _FRAMES_PER_SECOND:
                 renderer.update_scene(loop.data, camera)
-                _add_grid(renderer.scene, loop.data.xpos[loop.root] - [0, 0, loop.height], loop.model.stat.extent / 3)
+                _add_grid(renderer.scene, loop.data.xpos[loop.root] - [0, 0, loop.height], size / 3)
                 writer.send(np.ascontiguousarray(renderer.render()))
                 drawn += 1
 
         yield draw
 
 
-def _follow(camera: mujoco.MjvCamera, loop: Loop) -> None:
+def _follow(camera: mujoco.MjvCamera, loop: Loop) -> float:
+    """Points a camera at the robot and returns its size, without planes, which would make the robot a dot."""
+    places = loop.data.geom_xpos[loop.model.geom_rbound > 0]
+    size = float(np.linalg.norm(np.ptp(places, axis=0)) + loop.model.geom_rbound.max())
     camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, loop.root
-    camera.distance, camera.azimuth, camera.elevation = 2 * float(loop.model.stat.extent), 135, -20
+    camera.distance, camera.azimuth, camera.elevation = 2 * size, 135, -20
+    return size
 
 
 def _add_grid(scene: mujoco.MjvScene, at: np.ndarray, cell: float) -> None:

@@ -223,8 +223,8 @@ def test_another_model_is_refused_unless_any_model_is_allowed(
     other.write_text(file_of("quadruped").read_text().replace('mass="6"', 'mass="7"'))
     assert run(str(walker.onnx), str(other), "--steps", "1") == 2
     assert capsys.readouterr().err == (
-        f"rlstable: {other} is not the model that the policy was trained on (the file has changed, or more was added "
-        "to it); give robot.mjb, which export writes, or add --any-model\n"
+        f"rlstable: {other} is not the model that the policy was trained on (the file or the additions differ); "
+        "give robot.mjb, which export writes, or add --any-model\n"
     )
     assert run(str(walker.onnx), str(other), "--steps", "1", "--any-model") == 0
     assert run(str(walker.onnx), str(file_of("arm")), "--any-model") == 2
