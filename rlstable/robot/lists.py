@@ -54,6 +54,6 @@ class Lists(NamedTuple):
 
 
 def seen_by_critic(task: TaskConfig) -> Mapping[str, ObservationConfig]:
-    """The critic's own observations and the policy's, without noise and delay; empty without any of its own."""
+    """Observation terms of the critic, the policy's without noise and delay; empty without `critic_observations`."""
     shared = {name: own.model_copy(update={"noise": 0.0, "delay": (0, 0)}) for name, own in task.observations.items()}
     return shared | task.critic_observations if task.critic_observations else {}

@@ -46,10 +46,7 @@ def judge(guard: Any, *reports: IterationStats) -> tuple[list[bool], dict[str, i
     return ok.tolist(), trips, state
 
 
-BAD = {
-    "value_loss": report(value_loss=2e10),
-    "policy": report(distance=1e3),
-}
+BAD = {"value_loss": report(value_loss=2e10), "policy": report(distance=1e3)}
 
 
 def test_value_loss_limit_equals_the_formula():

@@ -6,17 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import (
-    PointMass,
-    assemble,
-    compiled,
-    equations,
-    experience,
-    mesh,
-    minibatch_of,
-    placed,
-    tiny_config,
-)
+from toys import PointMass, assemble, compiled, equations, experience, mesh, minibatch_of, placed, tiny_config
 
 from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv

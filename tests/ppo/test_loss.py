@@ -61,10 +61,7 @@ def brax_network(settings, named):
     }  # fmt: skip
     normalize = running_statistics.normalize if settings.ppo.normalize_observations else lambda x, _: x
     return brax_networks.make_ppo_networks(
-        {"state": (4,), "privileged_state": (5,)} if named else 4,
-        A,
-        preprocess_observations_fn=normalize,
-        **fields,
+        {"state": (4,), "privileged_state": (5,)} if named else 4, A, preprocess_observations_fn=normalize, **fields
     )
 
 
@@ -262,8 +259,7 @@ def test_bad_numbers_in_invalid_samples_do_not_change_the_loss(loss, sample, fie
         data = data._replace(bootstrap_observation=jnp.where(last[:, None], data.bootstrap_observation, 0.0))
         data = data._replace(truncation=jnp.where(np.roll(valid, -1, axis=0) | ~valid, data.truncation, 1.0))
         poisoned = poisoned._replace(
-            truncation=data.truncation,
-            bootstrap_observation=jnp.where(last[:, None], data.bootstrap_observation, bad),
+            truncation=data.truncation, bootstrap_observation=jnp.where(last[:, None], data.bootstrap_observation, bad)
         )
     expected, found = loss(params, data), loss(params, poisoned)
     jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import mujoco
 import numpy as np
 import pytest
 from commands import ROOT, exit_code
@@ -278,6 +280,15 @@ def test_exported_program_runs_alone_and_imports_nothing_of_rlstable(walker: Exp
     lines = alone(walker, tmp_path, "--steps", "3")
     assert lines[0] == "stood 0.06 of 0.06 s" and lines[-1] == "[]"
     assert (tmp_path / "play.py").read_text() == Path(play.__file__).read_text()
+
+
+def test_camera_distance_follows_the_robot_and_not_its_large_floor() -> None:
+    model = mujoco.MjModel.from_xml_path(str(file_of("hopper")))
+    data, camera = mujoco.MjData(model), mujoco.MjvCamera()
+    mujoco.mj_forward(model, data)
+    size = play._follow(camera, SimpleNamespace(model=model, data=data, root=1))
+    assert model.stat.extent == 4.0 and 1.0 < size < 1.5
+    assert (camera.distance, camera.trackbodyid) == (2 * size, 1)
 
 
 @pytest.mark.skipif("libOSMesa" not in os.popen("ldconfig -p").read(), reason="no libosmesa6 here")
