@@ -3,11 +3,11 @@
 python -m scripts.tasks                     # all missing tasks, in docs/tasks.jsonl; resumes where it stopped
 python -m scripts.tasks --only brax:hopper  # one task
 python -m scripts.tasks --page              # docs/tasks.md from the results
-python -m scripts.tasks --learn             # a few tasks against the thresholds of scripts/tasks/learn.yaml
-python -m scripts.tasks --learn --short     # two of them
+python -m scripts.tasks --learn [--short]   # a few tasks, or two, against the thresholds of scripts/tasks/learn.yaml
 
 A run is a process as a user starts it, with all seeds in one program. A change of the recipe makes its rows stale, and
-the task is trained again. Playground's tasks need its virtual environment, so `make tasks` uses it for all.
+the task is trained again. `runs/tasks` has a page with episodes of the seed whose last return is the median.
+Playground's tasks need its virtual environment, so `make tasks` uses it for all.
 """
 
 import dataclasses
@@ -78,29 +78,34 @@ def recipe(overrides: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def train(overrides: Sequence[str], seeds: int) -> list[Row]:
-    """Trains the seeds in one process and returns a row for each."""
+def train(overrides: Sequence[str], seeds: int, drawn: Path | None = None) -> list[Row]:
+    """Trains the seeds in one process and returns a row for each; draws episodes of the median one into `drawn`."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
+        run, env = Path(folder) / "run", environment(PYTHONPATH=str(ROOT))
         more = [f"seeds={seeds}", f"eval.num_evals={EVALUATIONS}", "devices=1", f"hydra.run.dir={run}"]
         command = [sys.executable, "-m", "rlstable.train", *overrides, *more]
         started = time.perf_counter()
-        done = subprocess.run(
-            command, cwd=folder, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True
-        )
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
         minutes = (time.perf_counter() - started) / 60
         folders = [run / f"seed-{seed}" for seed in range(seeds)] if seeds > 1 else [run]
         if not all((own / "result.json").exists() for own in folders):
             said = last_line(done.stderr) or last_line(done.stdout) or "no output"
             raise ConfigError(f"{' '.join(overrides)}: exit code {done.returncode}, {said}")
-        named = re.search(r"^recipe: (\w+)", done.stdout, re.MULTILINE)
-        about = {"name": named.group(1) if named else "", "minutes": round(minutes, 1)}
-        return [{"seed": seed, **about, **_row(own)} for seed, own in enumerate(folders)]
+        (named,) = re.findall(r"^recipe: (\w+)", done.stdout, re.MULTILINE)
+        about = {"name": named, "minutes": round(minutes, 1)}
+        rows = [{"seed": seed, **about, **_row(own)} for seed, own in enumerate(folders)]
+        if drawn is not None:
+            median = sorted(rows, key=lambda row: page.curve(row)[-1])[seeds // 2]["seed"]
+            command = [sys.executable, "-m", "rlstable.render", f"run={folders[median]}", f"out={drawn}"]
+            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+            if done.returncode:
+                print(f"tasks: no episodes are drawn: {last_line(done.stderr)}", file=sys.stderr, flush=True)
+        return rows
 
 
 def _row(folder: Path) -> Row:
-    evaluated = [row for row in results.read(folder / "metrics.jsonl") if "eval/episode_reward" in row]
-    metrics = results.read(folder / "metrics.jsonl")[-1]
+    metrics = results.read(folder / "metrics.jsonl")
+    evaluated = [row for row in metrics if "eval/episode_reward" in row]
     result = json.loads((folder / "result.json").read_text())
     return {
         "steps": [row["step"] for row in evaluated],
@@ -108,7 +113,7 @@ def _row(folder: Path) -> Row:
         "handed_over": result["return"],
         "stop_reason": result["stop_reason"],
         "rollbacks": len(results.matching(results.read(folder / "events.jsonl"), kind="rolled_back")),
-        "trips": results.trips(metrics),
+        "trips": results.trips(metrics[-1]),
     }
 
 
@@ -143,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = tasks()[name].command
         try:
             if missing(results.read(asked.out), name, asked.seeds):
-                rows = train(command, asked.seeds)
+                rows = train(command, asked.seeds, ROOT / "runs" / "tasks" / name.replace(":", "_"))
                 results.add(asked.out, [{"task": name, "recipe": recipe(command), **row, **about()} for row in rows])
                 last = ", ".join(f"{row['returns'][-1]:.4g}" for row in rows)
                 print(f"{name:28} {last} ({rows[0]['minutes']} min)", flush=True)

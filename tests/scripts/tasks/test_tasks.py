@@ -1,6 +1,7 @@
 """The study of all tasks: its list of tasks, its page, and the thresholds of `make learn`."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,26 @@ def test_missed_threshold_is_named_and_stays_in_the_history(tmp_path):
     history = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["missed"] for row in history] == [[], ["brax:ant"]]
     assert "**4 (least 4)**" in (tmp_path / "tasks.md").read_text()
+
+
+def test_median_seed_is_drawn_and_a_failure_to_draw_keeps_the_rows(monkeypatch, tmp_path, capsys):
+    def run(command, cwd, **_):
+        if command[2] == "rlstable.render":
+            return subprocess.CompletedProcess(command, 2, "", " ".join(command[2:]))
+        for seed, returned in enumerate((5.0, 9.0, 7.0)):
+            folder = Path(cwd) / "run" / f"seed-{seed}"
+            folder.mkdir(parents=True)
+            (folder / "result.json").write_text('{"return": 9.0, "stop_reason": "completed"}')
+            (folder / "metrics.jsonl").write_text(json.dumps({"step": 10, "eval/episode_reward": returned}))
+        return subprocess.CompletedProcess(command, 0, "recipe: cpu (recipe_for=auto)\n", "")
+
+    monkeypatch.setattr(study.subprocess, "run", run)
+    rows = study.train(["env=hopper"], 3, tmp_path)
+    assert [(row["name"], row["seed"], row["returns"]) for row in rows] == [
+        ("cpu", seed, [returned]) for seed, returned in enumerate((5.0, 9.0, 7.0))
+    ]
+    said = capsys.readouterr().err
+    assert "tasks: no episodes are drawn: rlstable.render run=" in said and f"run/seed-2 out={tmp_path}" in said
 
 
 @pytest.mark.slow
