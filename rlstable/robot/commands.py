@@ -23,10 +23,9 @@ def velocity(
     stand: Share = 0.1,
 ) -> jax.Array:
     """Velocities forward and sideways in m/s and turning in rad/s, uniform; 0 where it cannot move; 0 for a share."""
-    key, key_stand = jax.random.split(key)
     low, high = jnp.array([forward, sideways, turn]).T
-    drawn = jax.random.uniform(key, (3,), minval=low, maxval=high) * robot.steerable
-    return jnp.where(jax.random.uniform(key_stand) < stand, 0.0, drawn)
+    *drawn, standing = jax.random.uniform(key, (4,))  # one draw: each costs as much as the rewards of a step
+    return jnp.where(standing < stand, 0.0, (low + (high - low) * jnp.array(drawn)) * robot.steerable)
 
 
 @mirrors("vector")

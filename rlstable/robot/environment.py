@@ -175,7 +175,7 @@ class RobotEnv:
 
     def _advanced(self, data: PyTree, memory: Memory) -> Memory:
         """The memory after the physics: one step later, with what the feet did."""
-        memory = memory.replace(steps=memory.steps + 1, rng=jax.random.fold_in(memory.rng, 0))
+        memory = memory.replace(steps=memory.steps + 1)
         if not self._tracks_feet:
             return memory
         contact, positions = self.robot.foot_contacts(data), self.robot.foot_positions(data)
@@ -189,12 +189,13 @@ class RobotEnv:
         )
 
     def _commanded(self, memory: Memory) -> Memory:
-        """The memory with new commands where they are due.
+        """The memory with a new random key, and new commands where they are due.
 
         A reset does not know the steps trained, so that a command with a curriculum is also drawn after the first step.
         """
         command = dict(memory.command)
-        for i, (name, config) in enumerate(self.task.commands.items()):
+        rng, *keys = jax.random.split(memory.rng, 1 + len(command))
+        for key, (name, config) in zip(keys, self.task.commands.items(), strict=True):
             due = jnp.zeros((), bool)
             if config.resample is not None:
                 due |= jnp.mod(memory.steps, max(1, round(config.resample / self.dt))) == 0
@@ -202,9 +203,9 @@ class RobotEnv:
                 due |= memory.steps == 1
             elif config.resample is None:
                 continue
-            drawn = self._drawn(name, jax.random.fold_in(memory.rng, 2 + i), memory.trained)
+            drawn = self._drawn(name, key, memory.trained)
             command[name] = jnp.where(due, drawn, command[name])
-        return memory.replace(command=command)
+        return memory.replace(rng=rng, command=command)
 
     def _observe(
         self, data: PyTree, memory: Memory, action: jax.Array, first: bool = False
