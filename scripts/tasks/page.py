@@ -44,9 +44,18 @@ def kept(returns: np.ndarray) -> np.ndarray:
     return (returns - start) / gained if gained > 0 else np.ones_like(returns)
 
 
+def fell(shares: np.ndarray) -> bool:
+    """Returns whether an evaluation is below `KEPT` after the first one within 1 % of the best."""
+    return bool(shares[(shares >= 0.99).argmax() :].min() < KEPT)
+
+
 def sparkline(curves: Sequence[np.ndarray]) -> str:
-    """Returns the median curve in characters, from the lowest to the highest value, at least from 0."""
-    median = np.median(curves, axis=0)
+    """Returns the median curve in characters, from the lowest to the highest value, at least from 0.
+
+    A seed that was rolled back has more evaluations than the others.
+    """
+    shares = np.linspace(0.0, 1.0, min(len(values) for values in curves))
+    median = np.median([np.interp(shares, np.linspace(0.0, 1.0, len(values)), values) for values in curves], axis=0)
     low, high = min(0.0, median.min()), max(0.0, median.max())
     levels = (median - low) / max(high - low, 1e-9) * (len(_BARS) - 1)
     return "".join(_BARS[round(level)] for level in levels)
@@ -59,7 +68,7 @@ def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> l
     given = interquartile_mean([row["handed_over"] for row in own])
     shares = [kept(values) for values in curves]
     ended = sum(values[-1] < KEPT for values in shares)
-    ever = sum(values[values.argmax() :].min() < KEPT for values in shares)
+    ever = sum(map(fell, shares))
     cells = [
         own[0]["name"] + " †" * stale, f"{own[0]['steps'][-1] / 1e6:.2g}", f"{own[0]['minutes']:.1f}",
         f"{last.value:,.4g}" + ("" if last.low is None else f" [{last.low:,.4g}, {last.high:,.4g}]"),
@@ -90,7 +99,7 @@ def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path, stale: C
     ends = [kept(curve(row)) for name in trained for row in latest(rows, name)]
     reached = sum(ratio >= ENOUGH for ratio in compared)
     ended = sum(values[-1] < KEPT for values in ends)
-    ever = sum(values[values.argmax() :].min() < KEPT for values in ends)
+    ever = sum(map(fell, ends))
     parts["answer"] = (
         f"{len(trained)} of {len(tasks)} tasks trained. {reached} of {len(compared)} with a public record reach"
         f" {ENOUGH:.0%} of it or more. Seeds below {KEPT} of their best return: {ended} of {len(ends)} at the end,"

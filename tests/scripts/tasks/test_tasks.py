@@ -75,6 +75,8 @@ def test_share_of_the_best_counts_from_the_first_return_if_returns_are_negative(
     np.testing.assert_allclose(page.kept(np.array([-10.0, 0.0, -2.0])), [0.0, 1.0, 0.8])
     np.testing.assert_allclose(page.kept(np.array([5.0, 10.0, 2.0])), [0.5, 1.0, 0.2])
     np.testing.assert_allclose(page.kept(np.array([0.0, 0.0])), [1.0, 1.0])
+    # A task with a greatest return: the fall is after a best return, though the last one is greater by rounding.
+    assert page.fell(np.array([0.9999, 0.4, 1.0])) and not page.fell(np.array([0.9, 0.4, 1.0, 0.81]))
 
 
 def test_line_of_a_task_has_returns_falls_curve_and_record():
@@ -88,6 +90,10 @@ def test_line_of_a_task_has_returns_falls_curve_and_record():
 
 def test_evaluation_without_a_finite_return_counts_as_the_lowest_one():
     np.testing.assert_array_equal(page.curve(row(0, [3.0, 7.0]) | {"returns": [3.0, None, 7.0]}), [3.0, 3.0, 7.0])
+
+
+def test_curve_of_seeds_with_different_numbers_of_evaluations_is_drawn():
+    assert page.sparkline([np.array([0.0, 4.0, 8.0]), np.array([0.0, 2.0, 4.0, 6.0, 8.0])]) == "▁▅█"
 
 
 def test_page_shows_the_rows_of_the_newest_recipe_only():
