@@ -135,6 +135,11 @@ def test_physics_that_is_not_a_number_ends_the_episode(name: str) -> None:
     assert endings.TERMS[name](*arguments).all()
 
 
+def test_energy_of_strong_motors_is_clipped() -> None:
+    strong = Case(0.1, CART_POLE, {"most": 0.1}, qvel=[2.0, 5.0], ctrl=[0.5])
+    np.testing.assert_allclose(value(rewards.energy, strong), 0.1)
+
+
 def test_centre_of_mass_of_a_standing_pole_is_at_its_highest() -> None:
     np.testing.assert_allclose(value(rewards.raised, Case(1.0, CART_POLE)), 1.0, atol=1e-4)
 
