@@ -76,7 +76,7 @@ class PPOConfig(Section, at="ppo"):
     learning_rate_schedule_max_lr: Positive
     desired_kl: Positive
     gradient_accumulation: Count
-    symmetry: Literal["auto"] | None
+    symmetry: Literal["auto", "if_symmetric"] | None
     optimizer: OptimizerConfig
 
     @field_validator("learning_rate_schedule", mode="before")

@@ -281,10 +281,10 @@ class Config(Section, at=""):
         huber = not self.network.use_distributional_critic or self.ppo.clipping_epsilon_value is not None
         needs = "network.use_distributional_critic=true needs it, as the bound of its Huber loss; 1.0 is usual"
         require(huber, "ppo.clipping_epsilon_value", needs)
-        plain = self.ppo.symmetry is None or self.network.recurrent is None
+        plain = self.ppo.symmetry != "auto" or self.network.recurrent is None
         require(plain, "ppo.symmetry", "auto needs network.recurrent=null: the memory of a GRU has no mirror image")
         mirrored = self.ppo.symmetry is None or self.env.source == "robot"
-        require(mirrored, "ppo.symmetry", "auto needs env=robot, whose observations have names; set it to null")
+        require(mirrored, "ppo.symmetry", "needs env=robot, whose observations have names; set it to null")
         return self
 
     @property

@@ -9,6 +9,8 @@ import jax
 import mujoco
 import numpy as np
 
+from rlstable.config import ConfigError
+from rlstable.config.schema import first_line
 from rlstable.device.reflection import Mirror, Reflection
 from rlstable.robot import actions, terms
 from rlstable.robot.environment import RobotEnv
@@ -46,6 +48,17 @@ def mirror_of(env: RobotEnv) -> Mirror:
         _check_observation(env, observer, newest, moments)
     _check_rewards(env, moments)
     return Mirror(observations, mirror.actuators)
+
+
+def useful_mirror_of(env: RobotEnv) -> tuple[Mirror | None, str | None]:
+    """The mirror of a robot's task, or the reason why there is none or why it shows nothing new."""
+    try:
+        mirror = mirror_of(env)
+    except ConfigError as error:
+        return None, first_line(error)
+    order, sign = mirror.action
+    is_planar = (order == np.arange(len(order))).all() and (sign == 1.0).all()
+    return (None, "the robot has no left and right side") if is_planar else (mirror, None)
 
 
 def _pair(env: RobotEnv, mirror: RobotMirror, random: Random) -> tuple[_State, _State]:

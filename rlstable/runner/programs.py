@@ -261,11 +261,12 @@ class Programs:
                 f"render.every: {config.env.name} has no MuJoCo model to draw; set render.every=0, or choose an "
                 "environment of MuJoCo"
             )
-        if config.env.backend == "auto" and loaded.fallback_reason is None:
-            self.notices.append(("backend_chosen", {"backend": loaded.backend}))
-        elif config.env.backend == "auto":
-            fields = {"backend": loaded.backend, "because": loaded.fallback_reason}
-            self.notices.append(("backend_fallback", fields))
+        if config.env.backend == "auto":
+            why = loaded.fallback_reason
+            kind, more = ("backend_chosen", {}) if why is None else ("backend_fallback", {"because": why})
+            self.notices.append((kind, {"backend": loaded.backend, **more}))
+        if setup.without_mirror is not None:
+            self.notices.append(("symmetry_not_used", {"because": setup.without_mirror}))
         if hosts.count() == 1:
             return
         users = [getattr(setup.single, "unwrapped", setup.single)]

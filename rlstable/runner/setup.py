@@ -113,7 +113,7 @@ class TrainingSetup:
         has_fault = config.fault.site is not None
         if has_fault:
             self.env = faults.faulty_env(self.env, config.fault)
-        mirror = mirror_of(config, single)
+        mirror, self.without_mirror = mirror_of(config, single)
         self.ppo: PPO = make_ppo(config, self.env, single.action_size, more, mirror)
         if has_fault:
             self.ppo = faults.arm(self.ppo)

@@ -48,13 +48,14 @@ class Task:
     trivial: float | None = None  # return of a policy that learned nothing
     env: str | None = None  # ready task of a robot
     model: str | None = None  # model file of a robot, below the repository or an installed package
+    more: Sequence[str] = ()  # overrides that the doctor advises for a robot
     most: float | None = None  # return of a robot with the greatest rewards from the first to the last step
 
     @property
     def command(self) -> list[str]:
         """The overrides of the plain command."""
         if self.model is not None:
-            return [f"env={self.env}", f"env.xml={_found(self.model)}"]
+            return [f"env={self.env}", f"env.xml={_found(self.model)}", *self.more]
         return [f"env={self.name}"] if self.source == "brax" else ["env=playground", f"env.name={self.name}"]
 
 

@@ -105,7 +105,7 @@ def test_observation_of_the_mirrored_state_is_the_mirrored_observation_after_man
     words = (*MANY, "env.task.reset.home={position: 0, velocity: 0}", "env.backend=native")
     config = compose(["env=robot_velocity", f"env.xml={MODELS / 'quadruped.xml'}", *words, "ppo.symmetry=auto"])
     env = load(config.env).env
-    own = mirror_of_env(config, env)
+    own, _ = mirror_of_env(config, env)
     assert own is not None
     step = jax.jit(env.step)
     one = jax.jit(env.reset)(jax.random.PRNGKey(0))
@@ -148,7 +148,7 @@ def test_pairs_are_found_without_names_of_sides() -> None:
 def test_stacked_observations_are_mirrored_step_by_step() -> None:
     words = ["env=robot", f"env.xml={MODELS / 'hopper.xml'}", "env.history=2", "ppo.symmetry=auto"]
     config = compose(words)
-    own = mirror_of_env(config, load(config.env).env)
+    own, _ = mirror_of_env(config, load(config.env).env)
     plain = mirror_of(environment("robot", "hopper"))
     assert own is not None
     np.testing.assert_array_equal(own.observations["state"].sign, np.tile(plain.observations["state"].sign, 2))
@@ -189,6 +189,29 @@ def test_robot_that_differs_from_its_mirror_image_is_refused_by_name(
     with pytest.raises(ConfigError) as error:
         mirror_of(task(changed(tmp_path, old, new)))
     assert str(error.value).startswith(f"ppo.symmetry: {message}") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "words", "reason"),
+    [
+        ('size="0.022" mass="0.05"', (), "ppo.symmetry: body front_left_shin and body front_right_shin are no mirror"),
+        (None, ("network.recurrent=gru",), "the memory of a GRU has no mirror image"),
+    ],
+)
+def test_robot_without_a_mirror_image_trains_without_it_if_that_is_allowed(
+    old: str | None, words: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    path = MODELS / "quadruped.xml" if old is None else changed(tmp_path, old, old.replace("0.05", "0.06"))
+    config = compose(["env=robot_velocity", f"env.xml={path}", "ppo.symmetry=if_symmetric", *words])
+    own, why = mirror_of_env(config, task(path))
+    assert own is None and why is not None and why.startswith(reason)
+
+
+def test_mirror_image_is_used_if_symmetric_and_not_if_the_robot_is_planar() -> None:
+    for model, reason in (("quadruped", None), ("hopper", "the robot has no left and right side")):
+        path = MODELS / f"{model}.xml"
+        own, why = mirror_of_env(compose(["env=robot", f"env.xml={path}", "ppo.symmetry=if_symmetric"]), task(path))
+        assert (own is None, why) == (reason is not None, reason)
 
 
 def lean(robot: Any, data: Any, memory: Any, action: jax.Array) -> jax.Array:
@@ -238,7 +261,7 @@ def test_run_learns_from_mirror_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (SMALLEST, "ppo.symmetry: auto needs env=robot"),
+        (SMALLEST, "ppo.symmetry: needs env=robot"),
         (["env=robot", f"env.xml={MODELS / 'quadruped.xml'}", "+env.task.rewards.contact={weight: 1, geoms: "
           "[rear_left_foot]}"], "ppo.symmetry: env.task.rewards.contact: in the mirrored state"),
     ],
