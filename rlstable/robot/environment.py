@@ -167,7 +167,8 @@ class RobotEnv:
             return data
         every = max(1, round(pushes.every / self.dt))
         due = (memory.steps > 0) & (jnp.mod(memory.steps, every) == 0)
-        angle = jax.random.uniform(jax.random.fold_in(memory.rng, 1), maxval=2 * jnp.pi)
+        # `_commanded` splits the same key, and the parts are the keys that `fold_in` makes with 0, 1, 2 and so on.
+        angle = jax.random.uniform(jax.random.fold_in(memory.rng, 99), maxval=2 * jnp.pi)
         push = jnp.where(due, terms.grown(pushes.speed, memory.trained), 0.0) * jnp.stack(
             [jnp.cos(angle), jnp.sin(angle)]
         )
