@@ -21,6 +21,7 @@ _GOOD_EVENTS = frozenset(
     {
         "resumed", "checkpoint_saved_again", "sink_recovered", "environments_redrawn", "compiler_options_unknown",
         "best_confirmed", "episode_recorded", "sign_recovered", "configuration_changed",
+        "symmetry_not_used",
     }
 )  # fmt: skip
 _NOT_SHOWN = frozenset({"backend_chosen", "model_kept"})  # the table at the start has the physics and the model

@@ -76,7 +76,7 @@ def alive(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Arr
 
 def energy(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, most: Positive = 10.0) -> jax.Array:
     """Mechanical power of the actuators divided by the weight of the robot, in m/s, clipped at `most`; a cost."""
-    # Exploring with strong motors on a light body, as the ant's, would cost more than all rewards: it stands still.
+    # Exploring with strong motors on a light body, as the ant's, would cost more than all rewards together.
     return jnp.minimum(jnp.sum(jnp.abs(data.qfrc_actuator * data.qvel)) / robot.weight, most)
 
 

@@ -262,9 +262,8 @@ class Programs:
                 "environment of MuJoCo"
             )
         if config.env.backend == "auto":
-            why = loaded.fallback_reason
-            kind, more = ("backend_chosen", {}) if why is None else ("backend_fallback", {"because": why})
-            self.notices.append((kind, {"backend": loaded.backend, **more}))
+            more = {} if loaded.fallback_reason is None else {"because": loaded.fallback_reason}
+            self.notices.append(("backend_fallback" if more else "backend_chosen", {"backend": loaded.backend, **more}))
         if setup.without_mirror is not None:
             self.notices.append(("symmetry_not_used", {"because": setup.without_mirror}))
         if hosts.count() == 1:
@@ -275,6 +274,7 @@ class Programs:
             "device": sorted({device.device_kind for device in self.mesh.local_devices}),
             "processor": processor.fingerprint() if jax.default_backend() == "cpu" else None,
             "physics": loaded.backend,
+            "mirror": setup.without_mirror,
             "more_guards": {site: sorted(guards) for site, guards in self._more_guards.items()},
             "sources": sources.digest_of_modules("__main__", *sorted({type(each).__module__ for each in users})),
         }

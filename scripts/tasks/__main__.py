@@ -48,7 +48,7 @@ class Task:
     trivial: float | None = None  # return of a policy that learned nothing
     env: str | None = None  # ready task of a robot
     model: str | None = None  # model file of a robot, below the repository or an installed package
-    more: Sequence[str] = ()  # overrides that the doctor advises for a robot
+    more: Sequence[str] = ()  # overrides of a robot without which it cannot be trained
     most: float | None = None  # return of a robot with the greatest rewards from the first to the last step
 
     @property
@@ -92,9 +92,11 @@ def train(overrides: Sequence[str], seeds: int, drawn: Path | None = None) -> li
         if not all((own / "result.json").exists() for own in folders):
             said = last_line(done.stderr) or last_line(done.stdout) or "no output"
             raise ConfigError(f"{' '.join(overrides)}: exit code {done.returncode}, {said}")
-        (named,) = re.findall(r"^recipe: (\w+)", done.stdout, re.MULTILINE)
-        about = {"name": named, "minutes": round(minutes, 1)}
+        named = re.search(r"^recipe: (\w+)", done.stdout, re.MULTILINE)
+        about = {"name": named.group(1) if named else "", "minutes": round(minutes, 1)}
         rows = [{"seed": seed, **about, **_row(own)} for seed, own in enumerate(folders)]
+        if not all(row["returns"] for row in rows):
+            raise ConfigError(f"{' '.join(overrides)}: a seed ended before its first evaluation")
         if drawn is not None:
             median = sorted(rows, key=lambda row: page.curve(row)[-1])[seeds // 2]["seed"]
             command = [sys.executable, "-m", "rlstable.render", f"run={folders[median]}", f"out={drawn}"]

@@ -103,6 +103,6 @@ def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path, stale: C
     parts["answer"] = (
         f"{len(trained)} of {len(tasks)} tasks trained. {reached} of {len(compared)} with a public record reach"
         f" {ENOUGH:.0%} of it or more. Seeds below {KEPT} of their best return: {ended} of {len(ends)} at the end,"
-        f" {ever} at any evaluation after the best."
+        f" {ever} in any after the first within 1 % of the best."
     )
     pages.fill(path, parts)

@@ -13,6 +13,7 @@ from moments import config, environment
 
 from rlstable.envs.interface import check
 from rlstable.envs.load import load
+from rlstable.robot import commands
 from rlstable.robot.environment import MEMORY
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -115,6 +116,7 @@ def test_critic_sees_the_policys_observations_without_noise_and_delay_and_its_ow
 
 
 RANGES = "forward: [0.5, 1.0], sideways: [-0.1, 0.1], turn: [0, 0], stand: 0, resample: 0.04"
+EACH_STEP = "+env.task.commands.velocity={forward: [0, 1], sideways: [0, 0], turn: [0, 0], stand: 0, resample: 0.02}"
 COMMAND = f"+env.task.commands.velocity={{{RANGES}}}"
 
 
@@ -127,10 +129,35 @@ def test_command_is_drawn_within_its_ranges_and_again_when_due() -> None:
     np.testing.assert_allclose(states[2].obs[-3:], drawn[2])  # the policy sees the command that it must follow next
 
 
+def test_commands_fill_their_ranges_and_a_share_of_them_is_to_stand() -> None:
+    robot = programs("robot_velocity", "quadruped")[0].unwrapped.robot
+    ranges = {"forward": (-0.5, 1.0), "sideways": (-0.3, 0.3), "turn": (-0.7, 0.7)}
+    keys = jax.random.split(jax.random.PRNGKey(0), 4000)
+    drawn = np.asarray(jax.vmap(lambda key: commands.velocity(robot, key, **ranges))(keys))
+    stands = (drawn == 0).all(axis=1)
+    assert 0.08 < stands.mean() < 0.12
+    np.testing.assert_allclose(drawn.min(axis=0), [-0.5, -0.3, -0.7], atol=0.01)
+    np.testing.assert_allclose(drawn.max(axis=0), [1.0, 0.3, 0.7], atol=0.01)
+    assert np.abs(np.corrcoef(drawn[~stands].T) - np.eye(3)).max() < 0.06
+
+
 def test_push_changes_the_speed_of_the_root_when_due() -> None:
     states = played("robot", "quadruped", "env.task.pushes={every: 0.04, speed: 5.0}", actions=[0.0] * 3)
     speeds = [float(jnp.linalg.norm(state.data.qvel[:2])) for state in states]
     assert max(speeds[:3]) < 0.5 and 3.0 < speeds[3] < 6.0
+
+
+def test_direction_of_a_push_does_not_follow_from_the_command_of_the_same_step() -> None:
+    env, reset, step = programs("robot", "quadruped", "env.task.pushes={every: 0.02, speed: 5.0}", EACH_STEP)
+    found = []
+    for seed in range(8):
+        state = step(reset(jax.random.PRNGKey(seed)), jnp.zeros(env.action_size))
+        after = step(state, jnp.zeros(env.action_size))
+        push = after.data.qvel[:2] - state.data.qvel[:2]
+        angle = float(jnp.arctan2(push[1], push[0]) / (2 * jnp.pi)) % 1.0
+        found.append((angle, float(after.info[MEMORY].command["velocity"][0])))
+    angles, forward = np.array(found).T
+    assert np.abs(angles - forward).max() > 0.2
 
 
 def test_fallen_robot_ends_its_episode_and_is_no_truncation() -> None:

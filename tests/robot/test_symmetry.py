@@ -208,10 +208,30 @@ def test_robot_without_a_mirror_image_trains_without_it_if_that_is_allowed(
 
 
 def test_mirror_image_is_used_if_symmetric_and_not_if_the_robot_is_planar() -> None:
-    for model, reason in (("quadruped", None), ("hopper", "the robot has no left and right side")):
+    for model, reason in (("quadruped", None), ("hopper", "the robot moves in a plane")):
         path = MODELS / f"{model}.xml"
-        own, why = mirror_of_env(compose(["env=robot", f"env.xml={path}", "ppo.symmetry=if_symmetric"]), task(path))
+        own, why = mirror_of_env(compose(["env=robot_velocity", f"env.xml={path}"]), task(path))
         assert (own is None, why) == (reason is not None, reason)
+
+
+def test_run_says_why_it_does_not_learn_from_mirror_images(tmp_path: Path, quick_compile: None) -> None:
+    words = ["env=robot_velocity", f"env.xml={MODELS / 'hopper.xml'}", "ppo=default", "total_steps=128", *SIZES]
+    assert typed(main, *words, "eval.num_evals=0", f"hydra.run.dir={tmp_path}") == 0
+    assert (
+        '"kind": "symmetry_not_used", "because": "the robot moves in a plane"'
+        in (tmp_path / "events.jsonl").read_text()
+    )
+
+
+def fails_on_numpy(robot: Any, data: Any, memory: Any, action: jax.Array) -> jax.Array:
+    return memory.actions.at[0].set(0.0).sum()
+
+
+def test_term_that_works_only_when_traced_does_not_stop_a_run_that_needs_no_mirror() -> None:
+    words = "+env.task.rewards.own={term: 'test_symmetry:fails_on_numpy', weight: 1}"
+    path = MODELS / "quadruped.xml"
+    own, why = mirror_of_env(compose(["env=robot_velocity", f"env.xml={path}", words]), task(path, words))
+    assert own is None and why is not None and "has no attribute 'at'" in why
 
 
 def lean(robot: Any, data: Any, memory: Any, action: jax.Array) -> jax.Array:

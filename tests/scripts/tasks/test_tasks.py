@@ -93,7 +93,7 @@ def test_evaluation_without_a_finite_return_counts_as_the_lowest_one():
 
 
 def test_curve_of_seeds_with_different_numbers_of_evaluations_is_drawn():
-    assert page.sparkline([np.array([0.0, 4.0, 8.0]), np.array([0.0, 2.0, 4.0, 6.0, 8.0])]) == "▁▅█"
+    assert page.sparkline([np.array([0.0, 4.0, 8.0]), np.array([0.0, 0.0, 0.0, 0.0, 8.0])]) == "▁▃█"
 
 
 def test_page_shows_the_rows_of_the_newest_recipe_only():
