@@ -48,7 +48,7 @@ class Task:
     trivial: float | None = None  # return of a policy that learned nothing
     env: str | None = None  # ready task of a robot
     model: str | None = None  # model file of a robot, below the repository or an installed package
-    more: Sequence[str] = ()  # overrides of a robot without which it cannot be trained
+    more: Sequence[str] = ()  # overrides of a robot beside its plain command
     most: float | None = None  # return of a robot with the greatest rewards from the first to the last step
 
     @property
