@@ -62,7 +62,7 @@ LIMIT = $(if $(MINUTES),--minutes $(MINUTES))
 tasks: $(PLAYGROUND)/.installed ## Train every task by its plain command, five seeds, into docs/tasks.md; hours on a CPU, resumes where it stopped
 	$(PLAYGROUND)/bin/python -m scripts.tasks $(ARGS)
 
-learn: $(PLAYGROUND)/.installed ## Train some tasks against thresholds; SHORT=1 for two of them
+learn: $(PLAYGROUND)/.installed ## Train some tasks against thresholds before a change of learning, half an hour; SHORT=1 for two of them
 	$(PLAYGROUND)/bin/python -m scripts.tasks --learn $(if $(SHORT),--short) $(ARGS)
 
 bench: $(STAMP) $(RIVALS) ## Measure times to a return, starts, speed and guards beside rivals, into docs/benchmarks.md; hours, resumes

@@ -152,8 +152,12 @@ def share(flags: np.ndarray) -> str:
 
 
 def answer(all_of: Mapping[str, Numbers], tasks: int) -> str:
-    parts = [f"`guards={side}` {share(all_of[side].last < KEPT)}" for side in ("default", "off") if side in all_of]
-    text = f"Seeds that end below 0.8 of their best return, over {tasks} tasks: {', '.join(parts)}."
+    parts = [
+        f"`guards={side}` {share(all_of[side].last < KEPT)} at the end, {share(all_of[side].fell)} at any later time"
+        for side in ("default", "off")
+        if side in all_of
+    ]
+    text = f"Seeds below 0.8 of their best return, over {tasks} tasks: {'; '.join(parts)}. A run hands over its best."
     if "default" in all_of and (found := probability(all_of["default"])):
         text += f" A seed of `guards=default` has the higher return at equal steps with probability {found}."
     return text

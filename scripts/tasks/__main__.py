@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -85,15 +86,17 @@ def train(overrides: Sequence[str], seeds: int, drawn: Path | None = None) -> li
         run, env = Path(folder) / "run", environment(PYTHONPATH=str(ROOT))
         more = [f"seeds={seeds}", f"eval.num_evals={EVALUATIONS}", "devices=1", f"hydra.run.dir={run}"]
         command = [sys.executable, "-m", "rlstable.train", *overrides, *more]
-        started = time.perf_counter()
+        started, before = time.perf_counter(), os.times()
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-        minutes = (time.perf_counter() - started) / 60
+        minutes, after = (time.perf_counter() - started) / 60, os.times()
+        cpu = sum(after[2:4]) - sum(before[2:4])  # of processes that have ended
         folders = [run / f"seed-{seed}" for seed in range(seeds)] if seeds > 1 else [run]
         if not all((own / "result.json").exists() for own in folders):
             said = last_line(done.stderr) or last_line(done.stdout) or "no output"
             raise ConfigError(f"{' '.join(overrides)}: exit code {done.returncode}, {said}")
         named = re.search(r"^recipe: (\w+)", done.stdout, re.MULTILINE)
-        about = {"name": named.group(1) if named else "", "minutes": round(minutes, 1)}
+        times = {"minutes": round(minutes, 1), "cpu_minutes": round(cpu / 60, 1)}
+        about = {"name": named.group(1) if named else "", **times}
         rows = [{"seed": seed, **about, **_row(own)} for seed, own in enumerate(folders)]
         if not all(row["returns"] for row in rows):
             raise ConfigError(f"{' '.join(overrides)}: a seed ended before its first evaluation")
@@ -126,12 +129,9 @@ def missing(rows: Sequence[Row], name: str, seeds: int) -> bool:
 
 
 def stale(rows: Sequence[Row], name: str) -> bool:
-    """Returns whether the recipe of a task has changed since its newest training; False where it cannot be composed."""
+    """Returns whether the recipe of a task has changed since its newest training."""
     shown = page.latest(rows, name)
-    try:
-        return bool(shown) and shown[0]["recipe"] != recipe(tasks()[name].command)
-    except ConfigError:  # Playground is not installed here
-        return False
+    return bool(shown) and shown[0]["recipe"] != recipe(tasks()[name].command)
 
 
 def about() -> dict[str, Any]:
@@ -139,6 +139,13 @@ def about() -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    try:
+        _main(argv)
+    except ConfigError as error:
+        sys.exit(f"tasks: {error}")
+
+
+def _main(argv: Sequence[str] | None) -> None:
     parser = results.study_parser(__doc__, Path("docs/tasks.jsonl"), only=tasks())
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"default: {SEEDS}")
     parser.add_argument("--learn", action="store_true", help="train the tasks of learn.yaml, into docs/learn.jsonl")

@@ -15,22 +15,26 @@ _THRESHOLDS = Path(__file__).parent / "learn.yaml"
 _Train = Callable[[Sequence[str], int], list[Row]]
 
 
-def judge(returns: Sequence[float], wanted: Mapping[str, Any]) -> bool:
-    """Returns whether the mean and the least return of the seeds reach the thresholds; NaN does not."""
-    return bool(np.mean(returns) >= wanted["mean"] and min(returns) >= wanted["least"])
+def judge(rows: Sequence[Row], wanted: Mapping[str, Any]) -> bool:
+    """Returns whether the mean last return and the least handed over reach the thresholds; NaN does not."""
+    mean, least = np.mean([row["returns"][-1] for row in rows]), np.min([row["handed_over"] for row in rows])
+    return bool(mean >= wanted["mean"] and least >= wanted["least"])
 
 
 def main(short: bool, train: _Train, about: Mapping[str, Any], out: Path, thresholds: Path = _THRESHOLDS) -> str | None:
     """Trains the tasks, adds a row to the history and its page, and returns a sentence if a threshold is missed."""
     asked = yaml.safe_load(thresholds.read_text())
-    found: dict[str, list[float]] = {}
+    found: dict[str, dict[str, list[float]]] = {}
+    missed = []
     for name, wanted in asked["tasks"].items():
         if not short or wanted.get("short"):
             rows = train(wanted["command"].split(), asked["seeds"])
-            found[name] = [row["returns"][-1] for row in rows]
-            verdict = "reached" if judge(found[name], wanted) else f"MISSED, wanted a mean of {wanted['mean']:g}"
-            print(f"{name:24} {', '.join(f'{value:.4g}' for value in found[name])}  {verdict}", flush=True)
-    missed = [name for name, returns in found.items() if not judge(returns, asked["tasks"][name])]
+            last, given = [row["returns"][-1] for row in rows], [row["handed_over"] for row in rows]
+            found[name] = {"last": last, "handed_over": given}
+            missed += [] if judge(rows, wanted) else [name]
+            verdict = f"MISSED: {wanted['mean']:g}, {wanted['least']:g}" if name in missed else "reached"
+            said = f"last {', '.join(f'{value:.4g}' for value in last)}; handed over at least {min(given):.4g}"
+            print(f"{name:28} {said}; {verdict}", flush=True)
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     results.add(out, [{"day": day, "returns": found, "missed": missed, **about}])
     _write(results.read(out), list(asked["tasks"]), out.with_name("tasks.md"))
@@ -45,6 +49,6 @@ def _write(rows: Sequence[Row], names: Sequence[str], path: Path) -> None:
 def _cell(row: Row, name: str) -> str:
     if name not in row["returns"]:
         return ""
-    returns = row["returns"][name]
-    text = f"{np.mean(returns):,.4g} (least {min(returns):,.4g})"
+    found = row["returns"][name]
+    text = f"{np.mean(found['last']):,.4g} (handed over at least {min(found['handed_over']):,.4g})"
     return f"**{text}**" if name in row["missed"] else text

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 KEPT = 0.8
 ENOUGH = 0.9  # share of a public record
 _BARS = "▁▂▃▄▅▆▇█"
+STUCK = 0.1  # share of what the best seed of the task learned
 _HEADER = (
-    "task", "recipe", "steps, millions", "minutes", "last return, IQM [95 %]", "least seed", "handed over, IQM",
-    "curve", "below 0.8 of the best: at the end", "ever", "public record", "ratio", "another record",
+    "task", "recipe", "steps, millions", "minutes a seed", "last return, IQM [95 %]", "least seed", "handed over, IQM",
+    "curve", "below 0.8 of the best: at the end", "ever", "public records", "ratios",
 )  # fmt: skip
 _ROBOTS = ("task", "model", *_HEADER[1:10], "greatest possible", "ratio")
-_SOURCES = {"zoo": "Zoo", "slm": "SLM-Lab", "reppo": "Brax PPO"}
+_SOURCES = {"zoo": "Zoo", "slm": "SLM-Lab", "reppo": "Brax PPO", "reppo500": "Brax PPO"}
 
 
 def latest(rows: Sequence[Row], name: str) -> list[Row]:
@@ -61,6 +62,13 @@ def sparkline(curves: Sequence[np.ndarray]) -> str:
     return "".join(_BARS[round(level)] for level in levels)
 
 
+def stuck(curves: Sequence[np.ndarray]) -> int:
+    """Returns how many seeds learned less than `STUCK` of what the best seed learned, from 0 or a lower start on."""
+    start = min(0.0, float(np.median([values[0] for values in curves])))
+    gained = np.array([values[-1] - start for values in curves])
+    return int((gained < STUCK * gained.max()).sum())
+
+
 def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> list[str]:
     own = latest(rows, name)
     curves = [curve(row) for row in own]
@@ -70,7 +78,8 @@ def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> l
     ended = sum(values[-1] < KEPT for values in shares)
     ever = sum(map(fell, shares))
     cells = [
-        own[0]["name"] + " †" * stale, f"{own[0]['steps'][-1] / 1e6:.2g}", f"{own[0]['minutes']:.1f}",
+        own[0]["name"] + " †" * stale, f"{max(row['steps'][-1] for row in own) / 1e6:.2g}",
+        f"{minutes(own):.1f}",
         f"{last.value:,.4g}" + ("" if last.low is None else f" [{last.low:,.4g}, {last.high:,.4g}]"),
         f"{min(values[-1] for values in curves):,.4g}", f"{given:,.4g}", sparkline(curves),
         f"{ended} of {len(own)}", f"{ever} of {len(own)}",
@@ -78,31 +87,48 @@ def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> l
     if task.model is not None and task.most is not None:
         return [f"{task.env}", f"`{task.model}`", *cells, f"{task.most:g}", f"{last.value / task.most:.2f}"]
     records = [f"{_SOURCES[source]} {value:,.4g} ({steps:g} million)" for source, (value, steps) in task.record.items()]
-    first = next(iter(task.record.values()), None)
-    ratio = "" if first is None else f"{last.value / first[0]:.2f}"
-    return [task.name, *cells, records[0] if records else "none", ratio, ", ".join(records[1:])]
+    ratios = [f"{last.value / value:.2f}" for value, _ in task.record.values()]
+    return [task.name, *cells, ", ".join(records) or "none", ", ".join(ratios)]
+
+
+def minutes(own: Sequence[Row]) -> float:
+    """Returns the minutes of one core per seed; older rows have the minutes of a process on a busy machine."""
+    return own[0].get("cpu_minutes", own[0]["minutes"]) / len(own)
 
 
 def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path, stale: Collection[str] = ()) -> None:
     """Fills in the page; `stale` are the tasks whose recipe has changed since their training."""
     trained = {name: task for name, task in tasks.items() if any(row["task"] == name for row in rows)}
     parts = {}
-    tables = {"brax": (_HEADER, (0, 1, 7)), "playground": (_HEADER, (0, 1, 7)), "robot": (_ROBOTS, (0, 1, 2, 8))}
-    for source, (header, texts) in tables.items():
+    tasked, robots = (_HEADER, (0, 1, 7, 10)), (_ROBOTS, (0, 1, 2, 8))
+    for source, (header, texts) in {"brax": tasked, "playground": tasked, "robot": robots}.items():
         lines = [line(rows, name, task, name in stale) for name, task in trained.items() if task.source == source]
         parts[source] = "\n".join(pages.table(header, lines, texts)) if lines else "Not trained yet."
-    compared = [
-        interquartile_mean([curve(row)[-1] for row in latest(rows, name)]) / next(iter(task.record.values()))[0]
-        for name, task in trained.items()
-        if task.record
-    ]
-    ends = [kept(curve(row)) for name in trained for row in latest(rows, name)]
-    reached = sum(ratio >= ENOUGH for ratio in compared)
-    ended = sum(values[-1] < KEPT for values in ends)
-    ever = sum(map(fell, ends))
-    parts["answer"] = (
-        f"{len(trained)} of {len(tasks)} tasks trained. {reached} of {len(compared)} with a public record reach"
-        f" {ENOUGH:.0%} of it or more. Seeds below {KEPT} of their best return: {ended} of {len(ends)} at the end,"
-        f" {ever} in any after the first within 1 % of the best."
-    )
+    parts["answer"] = _answer({name: latest(rows, name) for name in trained}, tasks)
     pages.fill(path, parts)
+
+
+def _answer(trained: Mapping[str, Sequence[Row]], tasks: Mapping[str, "Task"]) -> str:
+    curves = {name: [curve(row) for row in own] for name, own in trained.items()}
+    ratios = {
+        name: {source: last / value for source, (value, _) in tasks[name].record.items()}
+        for name in trained
+        for last in [interquartile_mean([values[-1] for values in curves[name]])]
+        if tasks[name].record
+    }
+    first = sum(next(iter(found.values())) >= ENOUGH for found in ratios.values())
+    every = sum(min(found.values()) >= ENOUGH for found in ratios.values())
+    above = [minutes(trained[name]) for name, found in ratios.items() if found.get("reppo", 0) > 1]
+    shares = [kept(values) for own in curves.values() for values in own]
+    ended, ever = sum(values[-1] < KEPT for values in shares), sum(map(fell, shares))
+    text = (
+        f"{len(trained)} of {len(tasks)} tasks trained. {first} of {len(ratios)} with a public record reach"
+        f" {ENOUGH:.0%} of it or more, {every} of every record shown."
+    )
+    if above:
+        text += f" {len(above)} are above Brax's PPO at 50 million steps, in at most {max(above):.1f} minutes a seed."
+    return (
+        f"{text} Seeds below {KEPT} of their best return: {ended} of {len(shares)} at the end, {ever} in any evaluation"
+        f" after the first within 1 % of the best. Seeds that learned less than a tenth of what the best seed of their"
+        f" task did: {sum(map(stuck, curves.values()))}."
+    )
