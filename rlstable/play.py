@@ -83,7 +83,7 @@ def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False)
     try:
         own = mujoco.MjModel.from_binary_path(str(path)) if path.suffix == ".mjb" else _completed(path, contract)
     except (ValueError, mujoco.FatalError) as error:
-        raise Refused(f"{path} cannot be read: {_line(error)}") from None
+        raise Refused(f"{path} cannot be read: {_line(error)}; try robot.mjb, which export writes") from None
     content = np.empty(mujoco.mj_sizeModel(own), np.uint8)
     mujoco.mj_saveModel(own, None, content)
     if hashlib.sha256(content.tobytes()).hexdigest() != contract["model_hash"] and not any_model:
@@ -220,6 +220,24 @@ class Loop:
             elif ending["term"] == "too_low":
                 ends.append(not self.height >= ending["parameters"]["share"] * self.contract["default_height"])
         return any(ends) if ends else None
+
+    @property
+    def farthest(self) -> list[tuple[str, float]]:
+        """The three joints farthest from home, in rad or m; of a hinge without limits whole turns do not count."""
+        model, hinge = self.model, mujoco.mjtJoint.mjJNT_HINGE
+        joints = np.flatnonzero((model.jnt_type == hinge) | (model.jnt_type == mujoco.mjtJoint.mjJNT_SLIDE))
+        at = model.jnt_qposadr[joints]
+        apart = self.data.qpos[at] - np.atleast_1d(self.contract["default_qpos"])[at]
+        turns = (model.jnt_type[joints] == hinge) & (model.jnt_limited[joints] == 0)
+        apart = np.abs(np.where(turns, np.remainder(apart + np.pi, 2 * np.pi) - np.pi, apart))
+        names = [model.joint(int(joint)).name or f"joint{joint}" for joint in joints]
+        return sorted(zip(names, apart.tolist(), strict=True), key=lambda one: -one[1])[:3]
+
+    @property
+    def missed(self) -> float | None:
+        """Distance of a site from its commanded position; None if the policy is shown no target."""
+        shown = [measure for entry, measure in self._terms if entry["term"] == "site_to_target"]
+        return float(np.linalg.norm(shown[0](self))) if shown else None
 
     @property
     def velocity(self) -> np.ndarray:
@@ -400,6 +418,8 @@ class Played(NamedTuple):
         seconds: Simulated time.
         stood: Seconds until the robot fell; None if the task has no ending.
         height: Height of the root body at the end.
+        farthest: The joints farthest from home at the end, with their distances in rad or m.
+        missed: Distance of a site from its commanded position at the end; None without a target.
         moved: Velocity forward and sideways, and turning rate, in each step, `[steps, 3]`.
         wanted: The same, as commanded, `[3]`; None without a velocity command.
     """
@@ -407,6 +427,8 @@ class Played(NamedTuple):
     seconds: float
     stood: float | None
     height: float
+    farthest: list[tuple[str, float]]
+    missed: float | None
     moved: np.ndarray
     wanted: np.ndarray | None
 
@@ -433,14 +455,19 @@ def play(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], No
         for watch in watchers:
             watch()
     wanted = loop.command[commands["velocity"]] if "velocity" in commands else None
-    seconds = float(loop.data.time)
-    return Played(seconds, None if loop.fallen is None else stood, loop.height, np.array(moved), wanted)
+    stood_for = None if loop.fallen is None else stood
+    ended = (loop.height, loop.farthest, loop.missed)
+    return Played(float(loop.data.time), stood_for, *ended, np.array(moved), wanted)
 
 
 def report(one: Played) -> list[str]:
     """Lines about one episode."""
     lines = [] if one.stood is None else [f"stood {one.stood:.2f} of {one.seconds:.2f} s"]
     lines.append(f"final height {one.height:.3f} m")
+    if one.wanted is None and one.farthest:
+        lines.append("joints farthest from home " + ", ".join(f"{name} {apart:.3f}" for name, apart in one.farthest))
+    if one.missed is not None:
+        lines.append(f"distance from the target {one.missed:.3f} m")
     if one.wanted is not None:
         lines.append(f"mean velocity {_short(one.moved.mean(axis=0))}, commanded {_short(one.wanted)}")
         lines.append("mean command error {:.3f} m/s and {:.3f} rad/s".format(*one.error))
@@ -488,6 +515,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             lines = summary([play(loop, steps, args.push) for loop in loops], commands)
         else:
             loop = Loop(model, contract, policy, args.command, args.delay)
+            if args.qpos is not None:
+                if len(args.qpos) != model.nq:
+                    raise Refused(f"--qpos: has {len(args.qpos)} numbers; the model has {model.nq} positions")
+                loop.reset(np.array(args.qpos))
             with contextlib.ExitStack() as open_now:
                 watchers = [open_now.enter_context(film(args.video, loop))] if args.video else []
                 watchers += [open_now.enter_context(viewer(loop))] if args.viewer else []
@@ -518,6 +549,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--command", type=numbers, metavar="NUMBERS",
         help='all commands, for example "0.5 0 0": forward and sideways in m/s, turning in rad/s')  # fmt: skip
     add("--commands", type=int, default=0, metavar="NUMBER", help="play this many random velocity commands, in turn")
+    add("--qpos", type=numbers, metavar="NUMBERS", help='positions at the start, for example "0 3.1" [home]')
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="number of actions")
     length.add_argument("--seconds", type=float, default=10.0, help="simulated time [10]")
@@ -531,8 +563,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("steps", "seconds", "delay", "friction", "push", "commands"):
         if not 0 <= (getattr(args, name) or 0) < math.inf:
             parser.error(f"argument --{name}: {getattr(args, name)} must be a number of at least 0")
-    if args.commands and (args.command or args.video or args.viewer):
-        parser.error("argument --commands: leave out --command, --video and --viewer")
+    if args.commands and (args.command or args.qpos or args.video or args.viewer):
+        parser.error("argument --commands: leave out --command, --qpos, --video and --viewer")
     return args
 
 

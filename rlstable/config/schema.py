@@ -198,7 +198,9 @@ def _suggest(model: type[Section], path: list[str]) -> str:
                 or difflib.get_close_matches(part, keys, n=1)
                 or [key for name in _close_names(model, path[-1]) for key in keys_named(model, name)]
             )
-            return f"; did you mean {' or '.join(close[:3])}?" if close else f"; allowed here: {', '.join(keys)}"
+            if close or not keys:
+                return f"; did you mean {' or '.join(close[:3])}?" if close else ""
+            return f"; allowed here: {', '.join(keys)}"
         sections = [kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)]
         if not sections:
             return f"; {part} is a value, not a section" if path[depth + 1 :] else "; the environment has none"

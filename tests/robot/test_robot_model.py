@@ -157,6 +157,11 @@ def test_reach_without_a_site_names_the_term_and_the_remedy(tmp_path: Path) -> N
     assert error.startswith("env.task.commands.pose.site: the model has no site; add <site")
 
 
+def test_site_that_no_joint_moves_is_nothing_to_reach_with() -> None:
+    error = mistake("robot_reach", MODELS / "quadruped.xml")
+    assert error.startswith("env.task.commands.pose.site: imu does not move with the joints, so every target would be")
+
+
 def test_unknown_geom_of_a_contact_term_names_those_that_can_touch() -> None:
     error = mistake("robot", MODELS / "quadruped.xml", "+env.task.endings.contact={geoms: [belly]}")
     assert error.startswith("env.task.endings.contact.geoms: no geom or body 'belly' of the model can collide; choose")
