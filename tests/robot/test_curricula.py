@@ -123,6 +123,24 @@ def test_training_sets_the_steps_trained_before_each_iteration(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_curriculum_goes_back_with_a_rollback(tmp_path: Path) -> None:
+    fault = ("fault.site=gradient", "fault.probability=1", "fault.start=3", "fault.iterations=2")
+    patience = ("guards.storm.patience=2", "guards.finite_update.patience=2", "supervise.recovery.every=1")
+    loop, seen = (
+        TrainingLoop(training("total_steps=448", "env.episode_length=50", *fault, *patience), tmp_path / "run"),
+        [],
+    )
+    try:
+        for _ in range(9):
+            loop.advance()
+            seen.append(int(np.asarray(loop.single.state.env_state.info[TRAINED_STEPS]).min()))
+    finally:
+        loop.close()
+    # The fifth iteration fails, and the environments begin again with the state after the third.
+    assert seen == [0, 64, 128, 192, INT32_MAX, 192, 256, 320, 384]
+
+
+@pytest.mark.slow
 def test_curriculum_continues_exactly_after_a_resume(tmp_path: Path) -> None:
     words = ["env=robot_velocity", f"env.xml={MODELS / 'quadruped.xml'}", "ppo=default", *SIZES, FORWARD, "devices=1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
