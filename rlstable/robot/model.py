@@ -98,7 +98,11 @@ class Robot:
         self.home = build.home_position(model, task)
         self.root = build.root_body(model, task.root)
         at_root = model.jnt_bodyid == self.root
-        self.substeps = max(1, round(task.control_dt / model.opt.timestep))
+        self.substeps = round(task.control_dt / model.opt.timestep)
+        if not self.substeps:
+            raise ConfigError(
+                f"env.task.control_dt: {task.control_dt} is less than a time step ({model.opt.timestep:g})"
+            )
         self.control_dt = self.substeps * float(model.opt.timestep)
         self.floating = bool((model.jnt_type[at_root] == _FREE).any())
         self.moves = self.floating or bool((model.jnt_type[at_root] == _SLIDE).any())
