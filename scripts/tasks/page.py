@@ -62,11 +62,17 @@ def sparkline(curves: Sequence[np.ndarray]) -> str:
     return "".join(_BARS[round(level)] for level in levels)
 
 
-def stuck(curves: Sequence[np.ndarray]) -> int:
-    """Returns how many seeds learned less than `STUCK` of what the best seed learned, from 0 or a lower start on."""
+def stuck(curves: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns, by seed, whether its best gain is less than `STUCK` of the best seed's, from 0 or a lower start on."""
     start = min(0.0, float(np.median([values[0] for values in curves])))
-    gained = np.array([values[-1] - start for values in curves])
-    return int((gained < STUCK * gained.max()).sum())
+    gained = np.array([values.max() - start for values in curves])
+    return gained < STUCK * gained.max()
+
+
+def falls(curves: Sequence[np.ndarray]) -> tuple[int, int]:
+    """Returns how many seeds end below `KEPT`, and how many ever fell; seeds that learned nothing lost nothing."""
+    shares = [kept(values) for values, idle in zip(curves, stuck(curves), strict=True) if not idle]
+    return sum(values[-1] < KEPT for values in shares), sum(map(fell, shares))
 
 
 def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> list[str]:
@@ -74,9 +80,7 @@ def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> l
     curves = [curve(row) for row in own]
     last = estimate([values[-1] for values in curves], interquartile_mean)
     given = interquartile_mean([row["handed_over"] for row in own])
-    shares = [kept(values) for values in curves]
-    ended = sum(values[-1] < KEPT for values in shares)
-    ever = sum(map(fell, shares))
+    ended, ever = falls(curves)
     cells = [
         own[0]["name"] + " †" * stale, f"{max(row['steps'][-1] for row in own) / 1e6:.2g}",
         f"{minutes(own):.1f}",
@@ -119,8 +123,8 @@ def _answer(trained: Mapping[str, Sequence[Row]], tasks: Mapping[str, "Task"]) -
     first = sum(next(iter(found.values())) >= ENOUGH for found in ratios.values())
     every = sum(min(found.values()) >= ENOUGH for found in ratios.values())
     above = [minutes(trained[name]) for name, found in ratios.items() if found.get("reppo", 0) > 1]
-    shares = [kept(values) for own in curves.values() for values in own]
-    ended, ever = sum(values[-1] < KEPT for values in shares), sum(map(fell, shares))
+    ended, ever = np.sum([falls(own) for own in curves.values()], axis=0)
+    idle, seeds = sum(stuck(own).sum() for own in curves.values()), sum(map(len, curves.values()))
     text = (
         f"{len(trained)} of {len(tasks)} tasks trained. {first} of {len(ratios)} with a public record reach"
         f" {ENOUGH:.0%} of it or more, {every} of every record shown."
@@ -128,7 +132,7 @@ def _answer(trained: Mapping[str, Sequence[Row]], tasks: Mapping[str, "Task"]) -
     if above:
         text += f" {len(above)} are above Brax's PPO at 50 million steps, in at most {max(above):.1f} minutes a seed."
     return (
-        f"{text} Seeds below {KEPT} of their best return: {ended} of {len(shares)} at the end, {ever} in any evaluation"
-        f" after the first within 1 % of the best. Seeds that learned less than a tenth of what the best seed of their"
-        f" task did: {sum(map(stuck, curves.values()))}."
+        f"{text} {idle} of {seeds} seeds learned nothing: less than a tenth of what the best seed of their task did. Of"
+        f" the others, {ended} ended below {KEPT} of their best return, and {ever} were so in any evaluation after the"
+        " first within 1 % of the best."
     )

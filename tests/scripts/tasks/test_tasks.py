@@ -92,9 +92,10 @@ def test_minutes_are_those_of_a_seed_and_of_a_core_where_they_were_measured():
     assert page.minutes([row(seed, [1.0], cpu_minutes=2.0) for seed in range(2)]) == 1.0
 
 
-def test_seed_that_learned_next_to_nothing_is_stuck():
-    assert page.stuck([np.array([0.0, 100.0]), np.array([0.0, 9.0]), np.array([0.0, 11.0])]) == 1
-    assert page.stuck([np.array([-50.0, -10.0]), np.array([-50.0, -47.0])]) == 1
+def test_seed_that_learned_next_to_nothing_is_stuck_and_cannot_fall():
+    curves = [np.array([0.0, 100.0, 90.0]), np.array([0.0, 9.0, 0.0]), np.array([0.0, 50.0, 0.0])]
+    assert page.stuck(curves).tolist() == [False, True, False] and page.falls(curves) == (1, 1)
+    assert page.stuck([np.array([-50.0, -10.0]), np.array([-50.0, -47.0])]).tolist() == [False, True]
 
 
 def test_evaluation_without_a_finite_return_counts_as_the_lowest_one():
@@ -118,7 +119,7 @@ def test_page_says_how_many_tasks_reach_their_record(tmp_path):
     )
     text = target.read_text()
     assert "1 of 2 tasks trained. 1 of 1 with a public record reach 90% of it or more, 1 of every record shown." in text
-    assert "of what the best seed of their task did: 0." in text
+    assert "0 of 2 seeds learned nothing" in text and "Of the others, 0 ended below 0.8" in text
     assert "2,450" in text
     assert "Not trained yet." in text  # Playground's tasks
 
