@@ -83,7 +83,8 @@ def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False)
     try:
         own = mujoco.MjModel.from_binary_path(str(path)) if path.suffix == ".mjb" else _completed(path, contract)
     except (ValueError, mujoco.FatalError) as error:
-        raise Refused(f"{path} cannot be read: {_line(error)}; try robot.mjb, which export writes") from None
+        hint = "" if path.suffix == ".mjb" else "; try robot.mjb, which export writes"
+        raise Refused(f"{path} cannot be read: {_line(error)}{hint}") from None
     content = np.empty(mujoco.mj_sizeModel(own), np.uint8)
     mujoco.mj_saveModel(own, None, content)
     if hashlib.sha256(content.tobytes()).hexdigest() != contract["model_hash"] and not any_model:
@@ -516,8 +517,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             loop = Loop(model, contract, policy, args.command, args.delay)
             if args.qpos is not None:
-                if len(args.qpos) != model.nq:
-                    raise Refused(f"--qpos: has {len(args.qpos)} numbers; the model has {model.nq} positions")
+                if len(args.qpos) != model.nq or not np.isfinite(args.qpos).all():
+                    raise Refused(f"--qpos: {_short(args.qpos)} must be the model's {model.nq} finite positions")
                 loop.reset(np.array(args.qpos))
             with contextlib.ExitStack() as open_now:
                 watchers = [open_now.enter_context(film(args.video, loop))] if args.video else []
@@ -540,7 +541,7 @@ def numbers(text: str) -> list[float]:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(
-        description="Runs an exported policy of a robot in plain MuJoCo, from home, and says what happened.",
+        description="Runs an exported policy of a robot in plain MuJoCo, and says what happened.",
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument

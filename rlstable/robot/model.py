@@ -99,7 +99,7 @@ class Robot:
         self.root = build.root_body(model, task.root)
         at_root = model.jnt_bodyid == self.root
         self.substeps = round(task.control_dt / model.opt.timestep)
-        if not self.substeps:
+        if task.control_dt < model.opt.timestep * (1 - 1e-6):
             raise ConfigError(
                 f"env.task.control_dt: {task.control_dt} is less than a time step ({model.opt.timestep:g})"
             )

@@ -103,11 +103,8 @@ def joint_limits(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, 
 
 @needs("joints")
 def pose(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, width: Positive = 0.5) -> jax.Array:
-    """1 if all joints are at home, `exp(-mean((q - home)**2) / width**2)`, without hinges that have no limits."""
-    kept = [joint for joint in robot.joints if not joint.turns]
-    if not kept:
-        return jnp.ones(())
-    error = data.qpos[np.array([joint.qpos for joint in kept])] - np.array([joint.home for joint in kept], np.float32)
+    """1 if all joints are at home, `exp(-mean((q - home)**2) / width**2)`."""
+    error = data.qpos[robot.qpos_of_joints] - robot.of_joints("home")
     return jnp.exp(-jnp.mean(jnp.square(error)) / width**2)
 
 

@@ -13,6 +13,7 @@ Playground's tasks need its virtual environment, so `make tasks` uses it for all
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -153,6 +154,8 @@ def _main(argv: Sequence[str] | None) -> None:
     asked = parser.parse_args(argv)
     if asked.learn:
         sys.exit(learn.main(asked.short, train, about(), asked.out.with_name("learn.jsonl")))
+    if importlib.util.find_spec("mujoco_playground") is None:
+        raise ConfigError("needs MuJoCo Playground for the marks of its page; use make tasks")
     failed = 0
     for name in () if asked.page else asked.only or tasks():
         command = tasks()[name].command

@@ -16,9 +16,10 @@ _Train = Callable[[Sequence[str], int], list[Row]]
 
 
 def judge(rows: Sequence[Row], wanted: Mapping[str, Any]) -> bool:
-    """Returns whether the mean last return and the least handed over reach the thresholds; NaN does not."""
-    mean, least = np.mean([row["returns"][-1] for row in rows]), np.min([row["handed_over"] for row in rows])
-    return bool(mean >= wanted["mean"] and least >= wanted["least"])
+    """Returns whether the mean last return and the least handed over reach the thresholds; a missing one does not."""
+    last = np.array([row["returns"][-1] for row in rows], float)  # None becomes NaN
+    given = np.array([row["handed_over"] for row in rows], float)
+    return bool(last.mean() >= wanted["mean"] and given.min() >= wanted["least"])
 
 
 def main(short: bool, train: _Train, about: Mapping[str, Any], out: Path, thresholds: Path = _THRESHOLDS) -> str | None:
@@ -33,8 +34,7 @@ def main(short: bool, train: _Train, about: Mapping[str, Any], out: Path, thresh
             found[name] = {"last": last, "handed_over": given}
             missed += [] if judge(rows, wanted) else [name]
             verdict = f"MISSED: {wanted['mean']:g}, {wanted['least']:g}" if name in missed else "reached"
-            said = f"last {', '.join(f'{value:.4g}' for value in last)}; handed over at least {min(given):.4g}"
-            print(f"{name:28} {said}; {verdict}", flush=True)
+            print(f"{name:28} {_text(found[name])}; {verdict}", flush=True)
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     results.add(out, [{"day": day, "returns": found, "missed": missed, **about}])
     _write(results.read(out), list(asked["tasks"]), out.with_name("tasks.md"))
@@ -49,6 +49,10 @@ def _write(rows: Sequence[Row], names: Sequence[str], path: Path) -> None:
 def _cell(row: Row, name: str) -> str:
     if name not in row["returns"]:
         return ""
-    found = row["returns"][name]
-    text = f"{np.mean(found['last']):,.4g} (handed over at least {min(found['handed_over']):,.4g})"
+    text = _text(row["returns"][name])
     return f"**{text}**" if name in row["missed"] else text
+
+
+def _text(found: Mapping[str, Sequence[float | None]]) -> str:
+    last, given = (np.array(found[name], float) for name in ("last", "handed_over"))
+    return f"{last.mean():,.4g} (handed over at least {given.min():,.4g})"

@@ -81,12 +81,13 @@ def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> l
     last = estimate([values[-1] for values in curves], interquartile_mean)
     given = interquartile_mean([row["handed_over"] for row in own])
     ended, ever = falls(curves)
+    learned = f"of {len(own) - stuck(curves).sum()}"
     cells = [
         own[0]["name"] + " †" * stale, f"{max(row['steps'][-1] for row in own) / 1e6:.2g}",
-        f"{minutes(own):.1f}",
+        f"{'' if 'cpu_minutes' in own[0] else '< '}{minutes(own):.1f}",
         f"{last.value:,.4g}" + ("" if last.low is None else f" [{last.low:,.4g}, {last.high:,.4g}]"),
         f"{min(values[-1] for values in curves):,.4g}", f"{given:,.4g}", sparkline(curves),
-        f"{ended} of {len(own)}", f"{ever} of {len(own)}",
+        f"{ended} {learned}", f"{ever} {learned}",
     ]  # fmt: skip
     if task.model is not None and task.most is not None:
         return [f"{task.env}", f"`{task.model}`", *cells, f"{task.most:g}", f"{last.value / task.most:.2f}"]
@@ -96,7 +97,7 @@ def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> l
 
 
 def minutes(own: Sequence[Row]) -> float:
-    """Returns the minutes of one core per seed; older rows have the minutes of a process on a busy machine."""
+    """Returns the minutes of one core per seed; older rows have those of a clock on a busy machine."""
     return own[0].get("cpu_minutes", own[0]["minutes"]) / len(own)
 
 
@@ -114,25 +115,22 @@ def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path, stale: C
 
 def _answer(trained: Mapping[str, Sequence[Row]], tasks: Mapping[str, "Task"]) -> str:
     curves = {name: [curve(row) for row in own] for name, own in trained.items()}
-    ratios = {
-        name: {source: last / value for source, (value, _) in tasks[name].record.items()}
+    compared = [
+        (estimate([values[-1] for values in curves[name]], interquartile_mean), tasks[name].record)
         for name in trained
-        for last in [interquartile_mean([values[-1] for values in curves[name]])]
         if tasks[name].record
-    }
-    first = sum(next(iter(found.values())) >= ENOUGH for found in ratios.values())
-    every = sum(min(found.values()) >= ENOUGH for found in ratios.values())
-    above = [minutes(trained[name]) for name, found in ratios.items() if found.get("reppo", 0) > 1]
+    ]
+    ratios = [[last.value / value for value, _ in record.values()] for last, record in compared]
+    first, every = sum(found[0] >= ENOUGH for found in ratios), sum(min(found) >= ENOUGH for found in ratios)
+    above = sum((last.low or 0) > record["reppo"][0] for last, record in compared if "reppo" in record)
     ended, ever = np.sum([falls(own) for own in curves.values()], axis=0)
     idle, seeds = sum(stuck(own).sum() for own in curves.values()), sum(map(len, curves.values()))
-    text = (
-        f"{len(trained)} of {len(tasks)} tasks trained. {first} of {len(ratios)} with a public record reach"
-        f" {ENOUGH:.0%} of it or more, {every} of every record shown."
+    sentences = (
+        f"{len(trained)} of {len(tasks)} tasks trained.",
+        f"{first} of {len(ratios)} with a public record reach {ENOUGH:.0%} of it or more, {every} of every record.",
+        f"{above} are credibly above Brax's PPO at 50 million steps.",
+        f"{idle} of {seeds} seeds learned nothing: less than a tenth of what the best seed of their task did.",
+        f"Of the others, {ended} ended below {KEPT} of their best return.",
+        f"{ever} were there in any evaluation after the first within 1 % of the best.",
     )
-    if above:
-        text += f" {len(above)} are above Brax's PPO at 50 million steps, in at most {max(above):.1f} minutes a seed."
-    return (
-        f"{text} {idle} of {seeds} seeds learned nothing: less than a tenth of what the best seed of their task did. Of"
-        f" the others, {ended} ended below {KEPT} of their best return, and {ever} were so in any evaluation after the"
-        " first within 1 % of the best."
-    )
+    return " ".join(sentences)

@@ -158,8 +158,8 @@ def test_reach_without_a_site_names_the_term_and_the_remedy(tmp_path: Path) -> N
 
 
 def test_control_rate_above_that_of_the_physics_is_refused() -> None:
-    error = mistake("robot_reach", MODELS / "arm.xml", "env.task.control_dt=0.0001")
-    assert error == "env.task.control_dt: 0.0001 is less than a time step (0.005)"
+    error = mistake("robot_reach", MODELS / "arm.xml", "env.task.control_dt=0.004")
+    assert error == "env.task.control_dt: 0.004 is less than a time step (0.005)"
 
 
 def test_site_that_no_joint_moves_is_nothing_to_reach_with() -> None:

@@ -161,8 +161,3 @@ def test_gyro_of_a_model_without_one_is_that_of_the_root_body() -> None:
 def test_air_time_earns_nothing_while_the_command_is_to_stand() -> None:
     still = {"command": {"velocity": np.zeros(3)}, "landed_after": np.array([0.3, 0, 0, 0])}
     assert value(rewards.feet_air_time, Case(0.0, memory=still)) == 0
-
-
-def test_pose_does_not_count_hinges_without_limits() -> None:
-    assert rewards.pose(*moment(CART_POLE, qpos=[0.0, 3.0])) == 1.0
-    assert rewards.pose(*moment(CART_POLE, qpos=[0.5, 3.0])) == pytest.approx(np.exp(-1))
