@@ -122,7 +122,7 @@ def test_native_physics_and_mjx_stack_observations(backend: str) -> None:
 def test_task_that_needs_the_past_is_solved_with_history_alone(length: int, best: float) -> None:
     ppo = {
         "num_envs": 32, "batch_size": 32, "num_minibatches": 2, "num_updates_per_batch": 4, "unroll_length": 4,
-        "learning_rate": 3e-3, "entropy_cost": 1e-4, "discounting": 0.5, "normalize_observations": False,
+        "learning_rate": 1e-3, "entropy_cost": 1e-4, "discounting": 0.5, "normalize_observations": False,
     }  # fmt: skip
     network = {"policy_hidden_layer_sizes": (16,), "value_hidden_layer_sizes": (16,)}
     settings = tiny_config(ppo=ppo, network=network, env={"name": "probes:Probe", "episode_length": 10})
@@ -138,7 +138,7 @@ def test_task_that_needs_the_past_is_solved_with_history_alone(length: int, best
         made.networks, "default", state.params, state.normalizer, seen, jax.random.PRNGKey(0), True
     )
     rewards = 1.0 - np.square(np.asarray(actions)[:, 0] - previous / 2)
-    assert rewards.mean() == pytest.approx(best, abs=0.1)
+    assert rewards.mean() == pytest.approx(best, abs=0.05)
 
 
 def test_run_resumes_exactly_and_its_policy_states_its_history(tmp_path: Path) -> None:
