@@ -47,9 +47,8 @@ def walker(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 @pytest.fixture(scope="module")
 def arm(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return exported(
-        tmp_path_factory.mktemp("arm"), "robot_reach", "arm", *REACH, gain=2.0
-    )  # more would amplify rounding
+    # A larger gain would amplify rounding beyond the tolerances.
+    return exported(tmp_path_factory.mktemp("arm"), "robot_reach", "arm", *REACH, gain=2.0)
 
 
 def loop_of(made: Exported, model: str, **arguments: Any) -> play.Loop:
