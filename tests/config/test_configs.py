@@ -115,7 +115,7 @@ def test_task_of_a_robot_has_the_recipe_of_the_machine_and_every_key(name: str) 
     assert config.env.xml == str(Path("robot.xml").absolute())  # found again from another folder
     assert config.env.reset == "pool" and config.env.restore_info
     assert hydra_node(f"env={name}", "env.xml=robot.xml", "recipe_for=cpu").runtime.choices.ppo == (
-        "robot_reach_cpu" if name == "robot_reach" else "cpu"
+        f"{name}_cpu" if name in ("robot_reach", "robot_getup") else "cpu"
     )
 
 
