@@ -14,6 +14,7 @@ from moments import config, environment
 from rlstable.envs.interface import check
 from rlstable.envs.load import load
 from rlstable.robot import commands
+from rlstable.robot.actions import controls
 from rlstable.robot.environment import MEMORY
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -187,6 +188,14 @@ def test_random_reset_drops_a_free_robot_in_any_orientation_above_the_floor() ->
     for state in states:
         assert float(env.robot.height(state.data)) >= env.robot.radius
         np.testing.assert_allclose(jnp.linalg.norm(state.data.qpos[3:7]), 1.0, rtol=1e-5)
+
+
+def test_robot_that_gets_up_moves_its_joints_over_their_whole_ranges_in_slow_steps() -> None:
+    env = programs("robot_getup", "quadruped")[0]
+    assert (env.dt, env.n_substeps) == (pytest.approx(0.06), 15)
+    low, high = (controls(env.robot, side * jnp.ones(12), env.task.actions)[:3] for side in (-1, 1))
+    np.testing.assert_allclose(low, [-0.8, -1.0, -2.6], rtol=1e-6)
+    np.testing.assert_allclose(high, [0.8, 2.6, -0.7], rtol=1e-6)
 
 
 def test_home_reset_is_home_within_its_noise() -> None:
