@@ -159,7 +159,7 @@ class Robot:
 
     def sensor(self, data: Any, name: str) -> jax.Array:
         """The numbers of a sensor."""
-        return self.numbers(data, self._named("sensor", name))
+        return self.numbers(data, self._named("sensor", name, "name"))
 
     def first_sensor(self, data: Any, kind: mujoco.mjtSensor) -> jax.Array:
         """The numbers of the model's first sensor of a kind. Sensors that a task adds are the last ones."""
@@ -231,7 +231,7 @@ class Robot:
     def site(self, name: str | None) -> int:
         """The named site; else the one on the body farthest from the root, the last one of several."""
         if name is not None:
-            return self._named("site", name)
+            return self._named("site", name, "site")
         own = [i for i in range(self.model.nsite) if self.model.site(i).name != build.ROOT_SITE]
         if not own:
             raise ConfigError("site: the model has no site; add <site name='tip'/> to the body that must reach")
@@ -276,12 +276,12 @@ class Robot:
             raise ConfigError(f"names: the model has no keyframe {name!r}; it has {', '.join(names) or 'none'}")
         return names.index(name)
 
-    def _named(self, kind: str, name: str) -> int:
+    def _named(self, kind: str, name: str, parameter: str) -> int:
         size = getattr(self.model, f"n{kind}")
         names = [getattr(self.model, kind)(i).name for i in range(size)]
         if name not in names:
             own = [each for each in names if each and not each.startswith("rlstable_")]
-            raise ConfigError(f"{kind}: the model has no {kind} {name!r}; it has {', '.join(own) or 'none'}")
+            raise ConfigError(f"{parameter}: the model has no {kind} {name!r}; it has {', '.join(own) or 'none'}")
         return names.index(name)
 
 

@@ -73,7 +73,7 @@ MISTAKES = {
     ),
     "unknown sensor": (
         ["+env.task.observations.sensor={name: compass}"],
-        "env.task.observations.sensor.sensor: the model has no sensor 'compass'; it has gyro, accelerometer",
+        "env.task.observations.sensor.name: the model has no sensor 'compass'; it has gyro, accelerometer",
     ),
     "engine of Brax": (
         ["env.backend=spring"],
