@@ -2,7 +2,7 @@
 
 python -m scripts.bench.terms env=robot_velocity env.xml=robot.xml ppo.num_envs=16
 
-Both are in one process, without policy and training. The order alternates from pair to pair.
+The task and the bare physics run in one process, without policy and training. The order alternates from pair to pair.
 """
 
 import json
