@@ -124,9 +124,16 @@ def _task(robot: Robot, task: TaskConfig) -> dict[str, str]:
         "root body": f"{model.body(robot.root).name}, {robot.home_height:.3g} m above the floor, moved by {moves}",
         "floor": f"height {robot.floor:.3g} m{', added' if added else ''}" if planes else "none",
         "feet": ", ".join(build.geom_name(model, geom) for geom in build.feet(model, robot.home)) or "none",
-        "reaching site": names(model, "site", [robot.site(None)])[0] if _sites(robot) else "none",
+        "reaching site": _reaching(robot),
         "actions": f"{len(robot.actuators)}, each for {robot.control_dt:g} s ({robot.substeps} time steps)",
     }
+
+
+def _reaching(robot: Robot) -> str:
+    if not _sites(robot):
+        return "none"
+    site = robot.site(None)
+    return names(robot.model, "site", [site])[0] if robot.reaches(site) else "none that the joints move"
 
 
 def _sites(robot: Robot) -> list[str]:

@@ -36,6 +36,9 @@ def compiled(spec: mujoco.MjSpec, path: str) -> mujoco.MjModel:
             f"env.xml: {path} has no actuator; add <actuator> with a motor or a position servo per joint, or set "
             "env.task.actions.control=position with stiffness and damping, for a servo per joint"
         )
+    for i in range(model.nkey):
+        if not np.isfinite([*model.key_qpos[i], *model.key_qvel[i], *model.key_ctrl[i]]).all():
+            raise ConfigError(f"env.xml: {path} has a keyframe with a NaN or an infinity: {model.key(i).name or i}")
     if not any(not geometry.is_static(model, body) for body in range(model.nbody)):
         raise ConfigError(f"env.xml: {path} has no joint; nothing in it can move")
     return model

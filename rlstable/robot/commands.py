@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.robot import GrowingRange
 from rlstable.config.schema import Share
 from rlstable.robot.model import Robot
 from rlstable.robot.terms import by_name, mirrors, needs
-
-_FIXED = 1e-4  # m; positions of a site within this range are one place
 
 
 @mirrors("velocity_command")
@@ -36,13 +33,13 @@ def velocity(
 @needs("joints")
 def pose(robot: Robot, key: jax.Array, *, site: str | None = None) -> jax.Array:
     """A position in the world that a site can reach; null is the site farthest from the root."""
-    reachable = robot.reachable(robot.site(site))
-    if not np.ptp(reachable, axis=0).max() > _FIXED:
+    index = robot.site(site)
+    if not robot.reaches(index):
         raise ConfigError(
-            f"site: {robot.model.site(robot.site(site)).name or 'the only one'} does not move with the joints, so every"
+            f"site: {robot.model.site(index).name or 'the only one'} does not move with the joints, so every"
             " target would be its place at home; name a site on a body that must reach, or add one to the model"
         )
-    positions = jnp.asarray(reachable)
+    positions = jnp.asarray(robot.reachable(index))
     return positions[jax.random.randint(key, (), 0, len(positions))]
 
 

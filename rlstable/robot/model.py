@@ -20,6 +20,7 @@ _FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE, _HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
 _OF_JOINTS = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
 _SAMPLES = 2000  # random poses that say what the robot can reach
+_FIXED = 1e-4  # m; positions of a site within this range are one place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +160,7 @@ class Robot:
 
     def sensor(self, data: Any, name: str) -> jax.Array:
         """The numbers of a sensor."""
-        return self.numbers(data, self._named("sensor", name, "name"))
+        return self.numbers(data, self.named("sensor", name, "name"))
 
     def first_sensor(self, data: Any, kind: mujoco.mjtSensor) -> jax.Array:
         """The numbers of the model's first sensor of a kind. Sensors that a task adds are the last ones."""
@@ -231,7 +232,7 @@ class Robot:
     def site(self, name: str | None) -> int:
         """The named site; else the one on the body farthest from the root, the last one of several."""
         if name is not None:
-            return self._named("site", name, "site")
+            return self.named("site", name, "site")
         own = [i for i in range(self.model.nsite) if self.model.site(i).name != build.ROOT_SITE]
         if not own:
             raise ConfigError("site: the model has no site; add <site name='tip'/> to the body that must reach")
@@ -241,6 +242,10 @@ class Robot:
     def reachable(self, site: int) -> np.ndarray:
         """Positions of a site in random poses within the joints' ranges, `[samples, 3]`."""
         return np.array([data.site_xpos[site].copy() for data in self._random_poses()], np.float32)
+
+    def reaches(self, site: int) -> bool:
+        """Whether the joints move a site, without the root body's free joint."""
+        return float(np.ptp(self.reachable(site), axis=0).max()) > _FIXED
 
     @functools.cached_property
     def mass_heights(self) -> tuple[float, float]:
@@ -269,19 +274,14 @@ class Robot:
     def _depth(self, body: int) -> int:
         return 0 if body == 0 else 1 + self._depth(int(self.model.body_parentid[body]))
 
-    def keyframe(self, name: str) -> int:
-        """Index of a named keyframe."""
-        names = [str(self.model.key(i).name) for i in range(self.model.nkey)]
-        if name not in names:
-            raise ConfigError(f"names: the model has no keyframe {name!r}; it has {', '.join(names) or 'none'}")
-        return names.index(name)
-
-    def _named(self, kind: str, name: str, parameter: str) -> int:
+    def named(self, kind: str, name: str, parameter: str) -> int:
+        """Index of a named sensor, site or key; a ConfigError about the parameter without one."""
         size = getattr(self.model, f"n{kind}")
         names = [getattr(self.model, kind)(i).name for i in range(size)]
         if name not in names:
             own = [each for each in names if each and not each.startswith("rlstable_")]
-            raise ConfigError(f"{parameter}: the model has no {kind} {name!r}; it has {', '.join(own) or 'none'}")
+            what = "keyframe" if kind == "key" else kind
+            raise ConfigError(f"{parameter}: the model has no {what} {name!r}; it has {', '.join(own) or 'none'}")
         return names.index(name)
 
 

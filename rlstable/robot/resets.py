@@ -28,7 +28,7 @@ def keyframes(
     velocity: NonNegative = 0.05,
 ) -> FirstState:
     """One of the named keyframes of the model, all equally likely, with noise as for `home`."""
-    indices = np.array([robot.keyframe(name) for name in names])
+    indices = np.array([robot.named("key", name, "names") for name in names])
     key_choice, key = jax.random.split(key)
     chosen = jax.random.randint(key_choice, (), 0, len(indices))
     qpos, qvel = (jnp.asarray(x[indices], jnp.float32)[chosen] for x in (robot.model.key_qpos, robot.model.key_qvel))

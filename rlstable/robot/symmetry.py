@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import mujoco
 import numpy as np
 
-from rlstable.config.schema import first_line
+from rlstable.config import ConfigError
 from rlstable.device.reflection import Mirror, Reflection
 from rlstable.robot import actions, terms
 from rlstable.robot.environment import RobotEnv
@@ -55,8 +56,8 @@ def useful_mirror_of(env: RobotEnv) -> tuple[Mirror | None, str | None]:
         return None, "the robot moves in a plane"
     try:
         return mirror_of(env), None
-    except Exception as error:  # also a user's term that works only when JAX traces it
-        return None, first_line(error).partition(";")[0]
+    except ConfigError as error:
+        return None, str(error).partition(";")[0]
 
 
 def _pair(env: RobotEnv, mirror: RobotMirror, random: Random) -> tuple[_State, _State]:
@@ -135,7 +136,8 @@ def _moments(
         foot_positions=np.asarray(robot.foot_positions(pair[1].data)),
         foot_velocities=VECTOR(memory.foot_velocities[mirror.feet]),
     )
-    return (pair[0].data, memory, memory.actions[0]), (pair[1].data, image, image.actions[0])
+    here, there = jax.tree.map(jnp.asarray, (memory, image))  # JAX's arrays, as in training
+    return (pair[0].data, here, here.actions[0]), (pair[1].data, there, there.actions[0])
 
 
 def _check_observation(
@@ -145,7 +147,8 @@ def _check_observation(
     clocks = np.array([terms.mirror_of(observer.functions[name]) == "clock" for name in names])
 
     def vector(moment: _Moment) -> np.ndarray:
-        return np.concatenate([np.asarray(f(env.robot, *moment)) for f in observer.functions.values()])
+        parts = observer.functions.items()
+        return np.concatenate([terms.called(f"{observer.key}.{n}", f, env.robot, *moment) for n, f in parts])
 
     here = np.stack([newest(vector(one)) for one, _ in moments])
     there = np.stack([vector(other) for _, other in moments])
@@ -160,6 +163,7 @@ def _check_rewards(env: RobotEnv, moments: list[tuple[_Moment, _Moment]]) -> Non
     """Rewards and endings are the same in a state and in its mirror image."""
     for kind in ("rewards", "endings"):
         for name, function in getattr(env.lists, kind).items():
-            here, there = (np.array([float(function(env.robot, *pair[side])) for pair in moments]) for side in (0, 1))
+            key = f"{KEY}.{kind}.{name}"
+            here, there = np.array([[float(terms.called(key, function, env.robot, *m)) for m in p] for p in moments]).T
             if not np.abs(here - there).max() <= SHARE_OF_STEP * max(np.abs(here).max(), 1e-6):
-                raise refused(f"{KEY}.{kind}.{name}: in the mirrored state its value is another")
+                raise refused(f"{key}: in the mirrored state its value is another")

@@ -119,6 +119,7 @@ def test_tables_have_each_joint_and_actuator_with_the_numbers_of_the_task(tmp_pa
     assert facts.task["home"] == "keyframe home"
     assert facts.task["feet"] == "front_left_foot, front_right_foot, rear_left_foot, rear_right_foot"
     assert facts.task["floor"].endswith(", added")
+    assert facts.task["reaching site"] == "none that the joints move"
 
 
 def test_missing_picture_is_a_note_with_the_remedy() -> None:

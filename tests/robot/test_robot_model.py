@@ -140,6 +140,12 @@ def test_keyframe_of_the_wrong_size_is_one_line(tmp_path: Path) -> None:
     assert error.startswith("env.xml: ") and "qpos" in error
 
 
+def test_keyframe_with_a_nan_is_refused_by_name(tmp_path: Path) -> None:
+    text = text_of("arm").replace("</mujoco>", '<keyframe><key name="up" qpos="0 nan"/></keyframe></mujoco>')
+    error = mistake("robot_reach", path := saved(tmp_path, text))
+    assert error == f"env.xml: {path} has a keyframe with a NaN or an infinity: up"
+
+
 def test_unknown_keyframe_names_those_of_the_model() -> None:
     error = mistake("robot", MODELS / "quadruped.xml", "env.task.keyframe=sit")
     assert error.startswith("env.task.keyframe: the model has no keyframe 'sit'; it has home")
