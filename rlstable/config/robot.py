@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from rlstable.config.curriculum import Curriculum, OrCurriculum
 from rlstable.config.schema import Count, CountOrZero, Finite, Flag, NonNegative, Positive, Section, Share, require
@@ -84,13 +84,24 @@ class ScaleConfig(Section):
     torque: Positive
 
 
+def _of_all_joints(numbers: object) -> object:
+    return numbers if numbers is None or isinstance(numbers, Mapping) else {"*": numbers}
+
+
+def _as_written(numbers: Mapping[str, float] | None) -> object:
+    return numbers["*"] if numbers is not None and [*numbers] == ["*"] else numbers
+
+
+_ForJoints = (BeforeValidator(_of_all_joints), PlainSerializer(_as_written))
+
+
 class ActionConfig(Section):
-    """The meaning of an action."""
+    """The meaning of an action. Gains are by patterns of joint names; a number is that of all joints."""
 
     control: Literal["auto", "position", "velocity", "torque"]
     scale: ScaleConfig
-    stiffness: Positive | None
-    damping: NonNegative | None
+    stiffness: Annotated[dict[str, Positive] | None, *_ForJoints]
+    damping: Annotated[dict[str, NonNegative] | None, *_ForJoints]
     clip: Positive | None
     delay: Steps
     filter: Annotated[Share, Field(lt=1)]

@@ -166,8 +166,8 @@ def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
     """The first mistake of a validation error as one line: `key: mistake; allowed values`."""
     details = error.errors()
     first = details[0]
-    # Pydantic adds the union member that it tried, which is not a key.
-    path = [str(part) for part in first["loc"] if not str(part).startswith("literal[")]
+    # Pydantic adds the union member that it tried, which is not a key. A number for all joints has the pattern *.
+    path = [str(part) for part in first["loc"] if not str(part).startswith(("literal[", "*"))]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, KeyedError):
         path.append(cause.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rlstable.robot.model import Robot
 
 Cell = str | float | None
 _JOINTS = {int(kind): kind.name.removeprefix("mjJNT_").lower() for kind in mujoco.mjtJoint.__members__.values()}
-_SENSOR = "mjSENS_"
+_SENSOR, _FEW = "mjSENS_", 4  # more sensors of a kind are counted, not named
 _FLOATS = 0.03  # metres between the feet and the floor at home from which the robot falls
 _JUMP = 20.0  # rad/s or m/s by which the largest force of an actuator moves a joint in one time step
 
@@ -64,7 +65,9 @@ def _model(robot: Robot, file: str) -> dict[str, str]:
     moving = [body for body in range(model.nbody) if not geometry.is_static(model, body)]
     own = [i for i in range(model.nsensor) if not model.sensor(i).name.startswith("rlstable_")]
     kinds = [mujoco.mjtSensor(model.sensor_type[i]).name.removeprefix(_SENSOR).lower() for i in own]
-    sensors = [f"{name} ({kind})" for name, kind in zip(names(model, "sensor", own), kinds, strict=True)]
+    many = {kind: f"{count} {kind}" for kind, count in Counter(kinds).items() if count > _FEW}
+    named = zip(names(model, "sensor", own), kinds, strict=True)
+    sensors = [*many.values(), *(f"{name} ({kind})" for name, kind in named if kind not in many)]
     return {
         "file": file,
         "mass": f"{model.body_mass[moving].sum():.4g} kg in {len(moving)} moving bodies",

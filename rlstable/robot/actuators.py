@@ -7,8 +7,11 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.robot import ActionConfig
+from rlstable.robot.joints import by_joint
 
 _MOVABLE = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
+_SINGLE = [int(kind) for kind in _MOVABLE]  # NumPy does not find the enums
+_KEY = "env.task.actions"
 
 
 def kind_of(model: mujoco.MjModel, actuator: int) -> str:
@@ -42,7 +45,7 @@ def _moves_one_joint(model: mujoco.MjModel, actuator: int) -> bool:
     """Whether a hinge or a slide is the transmission."""
     kinds = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
     of_joint = int(model.actuator_trntype[actuator]) in kinds
-    return of_joint and model.jnt_type[model.actuator_trnid[actuator, 0]] in [int(kind) for kind in _MOVABLE]
+    return of_joint and model.jnt_type[model.actuator_trnid[actuator, 0]] in _SINGLE
 
 
 def add_motors(spec: mujoco.MjSpec) -> None:
@@ -65,6 +68,8 @@ def convert(spec: mujoco.MjSpec, model: mujoco.MjModel, actions: ActionConfig) -
     """Changes the kind of all actuators to the task's, with limits of joints and forces as before."""
     if actions.control == "auto":
         return
+    joints = [str(model.joint(j).name) for j in range(model.njnt) if model.jnt_type[j] in _SINGLE]
+    gains = {key: by_joint(f"{_KEY}.{key}", getattr(actions, key) or {}, joints) for key in ("stiffness", "damping")}
     for i, actuator in enumerate(spec.actuators):
         same = kind_of(model, i) == actions.control and actions.stiffness is None and actions.damping is None
         if same:
@@ -74,27 +79,34 @@ def convert(spec: mujoco.MjSpec, model: mujoco.MjModel, actions: ActionConfig) -
                 f"env.task.actions.control: {actions.control} needs actuators of hinges and slides, and "
                 f"{actuator.name or i} has another transmission; set auto"
             )
-        _set_kind(actuator, model, i, actions)
+        own = {key: found.get(str(model.joint(model.actuator_trnid[i, 0]).name)) for key, found in gains.items()}
+        _set_kind(actuator, model, i, actions.control, **own)
 
 
-def _set_kind(actuator: mujoco.MjsActuator, model: mujoco.MjModel, i: int, actions: ActionConfig) -> None:
+def _set_kind(
+    actuator: mujoco.MjsActuator,
+    model: mujoco.MjModel,
+    i: int,
+    kind: str,
+    stiffness: float | None,
+    damping: float | None,
+) -> None:
     joint, limit, gear = int(model.actuator_trnid[i, 0]), force_limit(model, i), float(model.actuator_gear[i, 0])
     actuator.gear[:] = [1.0, 0, 0, 0, 0, 0]
     torque = limit * abs(gear)
-    if actions.control == "torque":
+    if kind == "torque":
         actuator.set_to_motor()
         actuator.ctrlrange[:] = [-torque, torque]
         actuator.ctrllimited = 1
         return
-    needed = "stiffness" if actions.control == "position" else "damping"
-    gain = getattr(actions, needed)
+    needed, gain = ("stiffness", stiffness) if kind == "position" else ("damping", damping)
     if gain is None:
         raise ConfigError(
-            f"env.task.actions.{needed}: is null; control={actions.control} turns actuators into servos, which need "
-            "this gain"
+            f"{_KEY}.{needed}: joint {model.joint(joint).name} has none; control={kind} turns actuators into servos, "
+            f"which need this gain: a number, or one for each pattern of joint names, {{*_knee: 80, *: 40}}"
         )
-    if actions.control == "position":
-        actuator.set_to_position(kp=gain, kv=actions.damping or 0.0)
+    if kind == "position":
+        actuator.set_to_position(kp=gain, kv=damping or 0.0)
         actuator.ctrlrange[:] = model.jnt_range[joint]
         actuator.ctrllimited = int(model.jnt_limited[joint])
     else:

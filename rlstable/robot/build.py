@@ -10,6 +10,7 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
 from rlstable.robot import actuators, files, geometry
+from rlstable.robot.joints import by_joint
 
 # Names of what is added. The velocities are of the root body, in its own frame.
 FLOOR, ROOT_SITE, BASE = "rlstable_floor", "rlstable_root", "rlstable_base"
@@ -62,9 +63,7 @@ def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
         return qpos
     single = [j for j in range(model.njnt) if model.jnt_type[j] in _SINGLE]
     addresses = {str(model.joint(j).name): int(model.jnt_qposadr[j]) for j in single}
-    for name, position in task.home.items():
-        if name not in addresses:
-            raise ConfigError(f"env.task.home: the model has no joint {name!r}; it has {', '.join(addresses)}")
+    for name, position in by_joint("env.task.home", task.home, addresses).items():
         qpos[addresses[name]] = position
     free, planes = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE), geometry.floors(model)
     if free.size and planes:

@@ -123,7 +123,7 @@ def _answer(trained: Mapping[str, Sequence[Row]], tasks: Mapping[str, "Task"]) -
     ratios = [[last.value / value for value, _ in record.values()] for last, record in compared]
     first, every = sum(found[0] >= ENOUGH for found in ratios), sum(min(found) >= ENOUGH for found in ratios)
     above = sum((last.low or 0) > record["reppo"][0] for last, record in compared if "reppo" in record)
-    ended, ever = np.sum([falls(own) for own in curves.values()], axis=0)
+    ended, ever = sum((np.array(falls(own)) for own in curves.values()), np.zeros(2, int))
     idle, seeds = sum(stuck(own).sum() for own in curves.values()), sum(map(len, curves.values()))
     sentences = (
         f"{len(trained)} of {len(tasks)} tasks trained.",

@@ -122,6 +122,13 @@ def test_tables_have_each_joint_and_actuator_with_the_numbers_of_the_task(tmp_pa
     assert facts.task["reaching site"] == "none that the joints move"
 
 
+def test_sensors_of_a_kind_are_counted_if_they_are_many(tmp_path: Path) -> None:
+    more = "".join(f'<jointpos name="q{i}" joint="front_left_knee"/>' for i in range(5))
+    text = QUADRUPED.replace("<sensor>", f"<sensor>{more}")
+    sensors = look.facts(*robot(tmp_path, text), "robot.xml").model["sensors"]
+    assert sensors.startswith("5 jointpos, ") and "q0" not in sensors and "(gyro)" in sensors
+
+
 def test_missing_picture_is_a_note_with_the_remedy() -> None:
     note = look.no_picture(ConfigError("picture: no OpenGL for a picture (egl: no); install libosmesa6"))
     assert (note.severity, note.check, note.advice) == ("note", "picture", "install libosmesa6")

@@ -110,6 +110,31 @@ def test_motors_become_position_servos_with_the_same_largest_torque() -> None:
     assert (hip.low, hip.high) == pytest.approx(np.radians([-120, 10]))
 
 
+def test_first_pattern_that_matches_a_joint_gives_its_gain_and_its_home() -> None:
+    gains = ("env.task.actions.stiffness={*_knee: 80, rear_*: 60, *: 40}", "env.task.actions.damping={*: 2}")
+    words = ("env.task.actions.control=position", *gains, "env.task.home={front_left_knee: -1.5, *_knee: -1.2}")
+    found = robot("quadruped", words=words)
+    servos = {one.joint: one for one in found.actuators}
+    names = ("front_left_knee", "rear_left_knee", "rear_left_hip", "front_left_hip")
+    assert [servos[name].stiffness for name in names] == [80.0, 80.0, 60.0, 40.0]
+    assert {one.damping for one in found.actuators} == {2.0}
+    assert [servos[name].home for name in names[:3]] == pytest.approx([-1.5, -1.2, 0.8])
+
+
+@pytest.mark.parametrize(
+    ("gain", "message"),
+    [
+        ("{*_knee: 80}", "joint front_left_abduction has none; control=position turns actuators into servos, which"),
+        ("{*_kene: 80}", "the model has no joint '*_kene'; it has front_left_abduction, front_left_hip, "),
+    ],
+)
+def test_wrong_gain_is_one_line(gain: str, message: str) -> None:
+    words = ("env.task.actions.control=position", "env.task.actions.damping=2", f"env.task.actions.stiffness={gain}")
+    assert mistake("robot_velocity", MODELS / "quadruped.xml", *words).startswith(
+        f"env.task.actions.stiffness: {message}"
+    )
+
+
 # --- what is missing
 
 
@@ -180,7 +205,7 @@ def test_unknown_geom_of_a_contact_term_names_those_that_can_touch() -> None:
 
 def test_servo_without_a_gain_is_one_line() -> None:
     error = mistake("robot", MODELS / "hopper.xml", "env.task.actions.control=position")
-    assert error.startswith("env.task.actions.stiffness: is null; control=position")
+    assert error.startswith("env.task.actions.stiffness: joint hip has none; control=position turns actuators into")
 
 
 @pytest.mark.parametrize(

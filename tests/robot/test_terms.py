@@ -41,6 +41,10 @@ MISTAKES = {
         ["+env.task.rewards.height.width=-1"],
         "env.task.rewards.height.width: input should be greater than 0, got -1",
     ),
+    "gain out of range": (
+        ["env.task.actions.control=position", "env.task.actions.stiffness=-1"],
+        "env.task.actions.stiffness: input should be greater than 0, got -1",
+    ),
     "weight that is no number": (
         ["env.task.rewards.upright.weight=much"],
         "env.task.rewards.upright.weight: 'much' must be a number, not text",

@@ -116,6 +116,8 @@ def test_page_shows_the_rows_of_the_newest_recipe_only():
 def test_page_says_how_many_tasks_reach_their_record(tmp_path):
     target = tmp_path / "tasks.md"
     target.write_text("# Tasks\n")
+    page.write([], {"brax:hopper": HOPPER}, target)
+    assert "0 of 1 tasks trained." in target.read_text()
     page.write(
         [row(0, [2400.0]), row(1, [2500.0])], {"brax:hopper": HOPPER, "brax:ant": Task("brax", "ant", {})}, target
     )
