@@ -126,10 +126,16 @@ def _task(robot: Robot, task: TaskConfig) -> dict[str, str]:
         "home": f"{home}, with env.task.home" if task.home else home,
         "root body": f"{model.body(robot.root).name}, {robot.home_height:.3g} m above the floor, moved by {moves}",
         "floor": f"height {robot.floor:.3g} m{', added' if added else ''}" if planes else "none",
-        "feet": ", ".join(build.geom_name(model, geom) for geom in build.feet(model, robot.home)) or "none",
+        "feet": ", ".join(_foot(model, foot) for foot in build.feet(model, robot.home)) or "none",
         "reaching site": _reaching(robot),
         "actions": f"{len(robot.actuators)}, each for {robot.control_dt:g} s ({robot.substeps} time steps)",
     }
+
+
+def _foot(model: mujoco.MjModel, geoms: list[int]) -> str:
+    first = model.geom(geoms[0])
+    one = first.name or model.body(int(first.bodyid[0])).name or build.geom_name(model, geoms[0])
+    return one if len(geoms) == 1 else f"{one} ({len(geoms)} geoms)"
 
 
 def _reaching(robot: Robot) -> str:

@@ -89,8 +89,8 @@ def root_body(model: mujoco.MjModel, name: str | None) -> int:
     return int(model.jnt_bodyid[(free or own)[0]])
 
 
-def feet(model: mujoco.MjModel, qpos: np.ndarray) -> list[int]:
-    """Geoms that touch the floor at home: the lowest one of each limb's last body, if no other is much lower."""
+def feet(model: mujoco.MjModel, qpos: np.ndarray) -> list[list[int]]:
+    """Geoms of each foot: those of a limb's last body that are hardly higher at home than the robot's lowest point."""
     data, geoms = geometry.in_pose(model, qpos), geometry.colliding(model)
     heights = {geom: geometry.lowest(model, data, geom) for geom in geoms}
     if not heights:
@@ -99,8 +99,8 @@ def feet(model: mujoco.MjModel, qpos: np.ndarray) -> list[int]:
     reach = _FOOT_HEIGHT * (max(float(data.geom_xpos[geom, 2]) for geom in geoms) - bottom)
     bodies = {int(model.geom_bodyid[geom]) for geom in geoms}
     last = bodies - {int(model.body_parentid[body]) for body in bodies}
-    lowest = [min((g for g in geoms if model.geom_bodyid[g] == body), key=heights.__getitem__) for body in last]
-    return sorted(geom for geom in lowest if heights[geom] - bottom <= reach)
+    low = [geom for geom in geoms if heights[geom] - bottom <= reach]
+    return sorted(filter(None, ([geom for geom in low if model.geom_bodyid[geom] == body] for body in last)))
 
 
 def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collection[str]) -> mujoco.MjModel:
@@ -123,7 +123,7 @@ def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collecti
             if name != ACCELERATION or ("accelerometer" in needs and not (model.sensor_type == kind).any()):
                 spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=site.name)
         touched = {g for name in touching for g in geoms_of(model, name)}
-        for geom in sorted(touched | {*(feet(model, qpos) if "feet" in needs else ())}):
+        for geom in sorted(touched.union(*(feet(model, qpos) if "feet" in needs else ()))):
             _add_contact_sensor(spec, geoms[geom], geom_name(model, geom))
         return compiled(spec, path)
 

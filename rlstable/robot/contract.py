@@ -108,7 +108,7 @@ def _sources(robot: Robot, term: str, parameters: Entry) -> Entry:
     if term == "contact":
         return {"sensors": [_contacts(model, build.geoms_of(model, name)) for name in parameters["geoms"]]}
     if term == "foot_contacts":
-        return {"sensors": [_contacts(model, [geom]) for geom in robot.feet]}
+        return {"sensors": [_contacts(model, foot) for foot in robot.feet]}
     return {}
 
 

@@ -88,7 +88,11 @@ class RobotMirror:
     @functools.cached_property
     def feet(self) -> np.ndarray:
         """Mirror image of each foot."""
-        return np.array([self.robot.feet.index(int(self.geoms[geom])) for geom in self.robot.feet], int)
+        images = [{int(self.geoms[geom]) for geom in foot} for foot in self.robot.feet]
+        feet = [{*foot} for foot in self.robot.feet]
+        if any(image not in feet for image in images):
+            raise refused("a foot has no mirror image")
+        return np.array([feet.index(image) for image in images], int)
 
     def qpos(self, qpos: np.ndarray) -> np.ndarray:
         """The mirror image of positions `[nq]`."""

@@ -82,7 +82,7 @@ class Robot:
         moves: Whether a free joint or slide joints move the root body.
         joints: Hinges and slides, in the model's order, without joints of the root body that no actuator drives.
         actuators: In the order of the actions.
-        feet: Geoms that touch the floor at home; empty unless a term reads feet.
+        feet: Geoms of each foot that touch the floor at home; empty unless a term reads feet.
         floor: Height of the floor.
         weight: Total mass times gravity, in newtons.
     """
@@ -185,16 +185,19 @@ class Robot:
 
     def touches(self, data: Any, name: str) -> jax.Array:
         """Whether a geom of this name, or of the body of this name, touches anything; 0 or 1."""
-        found = [self.sensor(data, build.CONTACT + build.geom_name(self.model, g)) for g in self._touching[name]]
-        return (jnp.concatenate(found).max() > 0).astype(jnp.float32)
+        return self._any_contact(data, self._touching[name])
 
     def foot_contacts(self, data: Any) -> jax.Array:
         """Whether each foot touches anything, 0 or 1, `[feet]`."""
-        found = [self.sensor(data, build.CONTACT + build.geom_name(self.model, geom)) for geom in self.feet]
-        return (jnp.concatenate(found) > 0).astype(jnp.float32) if found else jnp.zeros(0)
+        return jnp.array([self._any_contact(data, foot) for foot in self.feet], jnp.float32)
 
     def foot_positions(self, data: Any) -> jax.Array:
-        return data.geom_xpos[np.array(self.feet)] if self.feet else jnp.zeros((0, 3))
+        """Mean position of each foot's geoms, `[feet, 3]`."""
+        return jnp.array([data.geom_xpos[np.array(foot)].mean(axis=0) for foot in self.feet]).reshape(-1, 3)
+
+    def _any_contact(self, data: Any, geoms: Collection[int]) -> jax.Array:
+        found = [self.sensor(data, build.CONTACT + build.geom_name(self.model, geom)) for geom in geoms]
+        return (jnp.concatenate(found).max() > 0).astype(jnp.float32)
 
     def pushed(self, qvel: jax.Array, push: jax.Array) -> jax.Array:
         """Velocities after a push of the root body; `push` is a horizontal velocity, `[2]`."""

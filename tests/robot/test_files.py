@@ -138,7 +138,7 @@ def test_robot_stands_on_its_own_floor_at_a_home_that_is_set(tmp_path: Path) -> 
     knees = ", ".join(f"{side}_knee: -2.4" for side in ("front_left", "front_right", "rear_left", "rear_right"))
     found = robot(path, f"env.task.home={{{knees}}}")
     data = build.geometry.in_pose(found.model, found.home)
-    assert min(build.geometry.lowest(found.model, data, geom) for geom in found.feet) == pytest.approx(0.0, abs=1e-9)
+    assert min(build.geometry.lowest(found.model, data, geom) for (geom,) in found.feet) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_unknown_joint_of_home_names_those_of_the_model() -> None:

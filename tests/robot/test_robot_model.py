@@ -12,8 +12,10 @@ import pytest
 from moments import HOME_HEIGHT, MODELS, config, environment, robot
 
 from rlstable.config import ConfigError
+from rlstable.robot import geometry
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.model import Robot
+from rlstable.robot.symmetry import mirror_of
 
 KEY = jax.random.PRNGKey(0)
 FEET = ["front_left_foot", "front_right_foot", "rear_left_foot", "rear_right_foot"]
@@ -46,7 +48,7 @@ def test_quadruped_has_a_free_root_four_feet_and_its_keyframe() -> None:
     found = robot("quadruped", "feet")
     assert found.floating and found.moves
     assert found.model.body(found.root).name == "trunk"
-    assert [found.model.geom(geom).name for geom in found.feet] == FEET
+    assert [found.model.geom(geom).name for (geom,) in found.feet] == FEET
     assert [joint.home for joint in found.joints] == pytest.approx([0.0, 0.8, -1.6] * 4)
     np.testing.assert_allclose(found.home_height, HOME_HEIGHT, atol=1e-6)
 
@@ -64,7 +66,7 @@ def test_actuators_are_in_the_models_order_with_gains_ranges_and_home() -> None:
 def test_model_without_a_keyframe_is_at_home_in_its_first_position() -> None:
     found = robot("hopper", "feet")
     np.testing.assert_array_equal(found.home, found.model.qpos0)
-    assert [found.model.geom(geom).name for geom in found.feet] == ["foot"]
+    assert [found.model.geom(geom).name for (geom,) in found.feet] == ["foot"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,29 @@ def test_model_without_a_keyframe_is_at_home_in_its_first_position() -> None:
 )
 def test_feet_of_well_known_models_are_the_last_geoms_of_their_legs(model: str, names: list[str]) -> None:
     found = robot(str(Path(brax.__file__).parent / "envs" / "assets" / model), "feet")
-    assert [found.model.geom(geom).name for geom in found.feet] == names
+    assert [found.model.geom(geom).name for (geom,) in found.feet] == names
+
+
+def test_foot_of_several_geoms_touches_with_any_of_them(tmp_path: Path) -> None:
+    text = text_of("quadruped")
+    for side, y in (("left", 0.01), ("right", -0.01)):  # a second geom, lower at home
+        heel = f'<geom name="front_{side}_foot" type="sphere" pos="0 0 -0.2" size="0.022" mass="0.05"/>'
+        toe = f'<geom name="front_{side}_toe" type="sphere" pos="-0.01 {y} -0.2" size="0.022" mass="0"/>'
+        assert heel in text
+        text = text.replace(heel, heel + toe)
+    path = saved(tmp_path, text)
+    env = environment("robot_velocity", str(path.with_suffix("")), "+env.task.rewards.slip={weight: -0.1}")
+    found, model = env.robot, env.robot.model
+    names = [[model.geom(geom).name for geom in foot] for foot in found.feet]
+    assert names == [[FEET[0], "front_left_toe"], [FEET[1], "front_right_toe"], [FEET[2]], [FEET[3]]]
+    data, qpos = geometry.in_pose(model, found.home), found.home.copy()
+    heel = found.feet[0][0]
+    qpos[2] -= geometry.lowest(model, data, heel) - found.floor - 1e-4  # the heel is just above the floor
+    assert found.foot_contacts(found.forward(qpos)).tolist()[:2] == [1, 1]
+    np.testing.assert_allclose(
+        found.foot_positions(data)[0], (data.geom_xpos[heel] + data.geom_xpos[heel + 1]) / 2, atol=1e-6
+    )
+    assert mirror_of(env).observations  # a foot's mirror image has its geoms in another order
 
 
 def test_joints_are_all_but_the_unactuated_ones_of_the_root() -> None:
