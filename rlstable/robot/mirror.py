@@ -88,11 +88,11 @@ class RobotMirror:
     @functools.cached_property
     def feet(self) -> np.ndarray:
         """Mirror image of each foot."""
-        images = [{int(self.geoms[geom]) for geom in foot} for foot in self.robot.feet]
-        feet = [{*foot} for foot in self.robot.feet]
-        if any(image not in feet for image in images):
+        bodies = [int(self.model.geom_bodyid[foot[0]]) for foot in self.robot.feet]
+        images = [int(self.bodies[body]) for body in bodies]
+        if {*images} != {*bodies}:
             raise refused("a foot has no mirror image")
-        return np.array([feet.index(image) for image in images], int)
+        return np.array([bodies.index(image) for image in images], int)
 
     def qpos(self, qpos: np.ndarray) -> np.ndarray:
         """The mirror image of positions `[nq]`."""
