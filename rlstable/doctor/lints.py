@@ -47,13 +47,13 @@ class Finding:
 def lint(model: mujoco.MjModel, engine: str = "mjx", home: np.ndarray | None = None) -> list[Finding]:
     """All findings about a model, worst first; `home` are the positions at the start, None for `qpos0`.
 
-    Brax's own engines have other contacts, so only joints are checked.
+    Brax's own engines have other contacts, so only joints are checked. C MuJoCo (`native`) has every solver.
     """
     found = unlimited_joints(model)
     if engine in ("mjx", "native"):
         pairs = candidates(model)
-        found += springs_and_dampers(model) + constraint_times(model, pairs) + solver(model, pairs)
-        found += contact_count(model, pairs) + overlaps(model, home)
+        found += springs_and_dampers(model) + constraint_times(model, pairs) + overlaps(model, home)
+        found += solver(model, pairs) + contact_count(model, pairs) if engine == "mjx" else []
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 

@@ -110,6 +110,12 @@ def test_solver_settings_that_mjx_handles_badly_are_found(option: str, severitie
     assert found(solver(arm(option=option), [])) == [(severity, "solver", ()) for severity in severities]
 
 
+def test_c_mujoco_has_the_solvers_that_mjx_lacks() -> None:
+    model = arm(option='iterations="4" ls_iterations="8" solver="PGS" integrator="implicit"')
+    checks = [[finding.check for finding in lint(model, engine)] for engine in ("mjx", "native")]
+    assert checks[0].count("solver") == 2 and "solver" not in checks[1]
+
+
 FLOOR = '<geom name="floor" type="plane" size="1 1 1"/>'
 LEG = """
 <body name="body" pos="0 0 {height}">
