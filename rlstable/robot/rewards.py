@@ -114,15 +114,13 @@ def joint_speed(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> j
     return jnp.mean(jnp.square(data.qvel[robot.dof_of_joints]))
 
 
-@needs("feet", "command velocity")
-def feet_air_time(
-    robot: Robot, data: Any, memory: Memory, action: jax.Array, *, target: NonNegative = 0.2
-) -> jax.Array:
-    """Seconds in the air beyond `target` of each foot that lands, per control step; 0 if the command is to stand."""
+@needs("feet if any", "command velocity")
+def short_steps(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, target: NonNegative = 0.15) -> jax.Array:
+    """Seconds in the air that each landing foot lacks to `target`, per step; 0 to stand or on one foot; a cost."""
     landed = memory.landed_after
     moving = jnp.linalg.norm(memory.command["velocity"]) > _STILL
-    gained = jnp.sum(jnp.where(landed > 0, landed - target, 0.0)) / robot.control_dt
-    return jnp.where(moving, gained, 0.0)
+    lacking = jnp.sum(jnp.where(landed > 0, jnp.maximum(target - landed, 0.0), 0.0)) / robot.control_dt
+    return jnp.where(moving & (len(robot.feet) > 1), lacking, 0.0)
 
 
 @needs("feet")
@@ -147,5 +145,5 @@ def contact(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, geoms
 
 TERMS = by_name(
     track_linear_velocity, track_angular_velocity, vertical_velocity, rolling, upright, height, raised, alive, energy,
-    torque, action_rate, joint_limits, pose, joint_speed, feet_air_time, slip, reach, contact,
+    torque, action_rate, joint_limits, pose, joint_speed, short_steps, slip, reach, contact,
 )  # fmt: skip

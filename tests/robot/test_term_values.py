@@ -75,7 +75,7 @@ REWARDS = {
     "joint_limits": Case(0.08, CART_POLE, qpos=[1.7, 9.0]),
     "pose": Case(np.exp(-2), ARM, qpos=[0.0, 1.0]),
     "joint_speed": Case(12.5, CART_POLE, qvel=[3.0, 4.0]),
-    "feet_air_time": Case(5.0, memory={**FORWARD, "landed_after": np.array([0.3, 0, 0, 0])}),  # 0.1 s in 0.02 s
+    "short_steps": Case(5.0, memory={**FORWARD, "landed_after": np.array([0.05, 0.3, 0, 0])}),  # 0.1 s in 0.02 s
     "slip": Case(
         26.0,
         memory={
@@ -158,6 +158,8 @@ def test_gyro_of_a_model_without_one_is_that_of_the_root_body() -> None:
     np.testing.assert_allclose(value(observations.gyro, case), [0, 0.7, 0], atol=1e-6)
 
 
-def test_air_time_earns_nothing_while_the_command_is_to_stand() -> None:
-    still = {"command": {"velocity": np.zeros(3)}, "landed_after": np.array([0.3, 0, 0, 0])}
-    assert value(rewards.feet_air_time, Case(0.0, memory=still)) == 0
+def test_short_steps_cost_nothing_if_the_command_is_to_stand_or_the_robot_has_one_foot() -> None:
+    still = {"command": {"velocity": np.zeros(3)}, "landed_after": np.array([0.05, 0, 0, 0])}
+    assert value(rewards.short_steps, Case(0.0, memory=still)) == 0
+    hop = Case(0.0, robot("hopper", "feet"), memory={**FORWARD, "landed_after": np.array([0.05])})
+    assert value(rewards.short_steps, hop) == 0
