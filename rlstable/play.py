@@ -153,6 +153,7 @@ class Loop:
         self._home, self._low, self._high = (self._of_actuators(key) for key in ("home", "low", "high"))
         self._scale = np.array(contract["action_scale"], np.float32)
         self.root = _found(_all(model, "body"), "body", contract["root_body"]).id
+        self._feet = [np.concatenate([_numbers(model, one) for one in foot]) for foot in contract["foot_sensors"]]
         self.reset()
 
     def reset(self, qpos: np.ndarray | None = None, qvel: np.ndarray | None = None) -> None:
@@ -169,6 +170,11 @@ class Loop:
         self._past: dict[str, collections.deque[np.ndarray]] = {}
         frame, stacked = self._frame(), self.contract["observation"]["history"]
         self._stack = collections.deque([frame] * stacked, maxlen=stacked)
+
+    @property
+    def contacts(self) -> list[bool]:
+        """Whether each foot touches anything; empty if no term of the task reads feet."""
+        return [bool(self.data.sensordata[foot].max() > 0) for foot in self._feet]
 
     @property
     def observation(self) -> np.ndarray:
@@ -423,6 +429,7 @@ class Played(NamedTuple):
         missed: Distance of a site from its commanded position at the end; None without a target.
         moved: Velocity forward and sideways, and turning rate, in each step, `[steps, 3]`.
         wanted: The same, as commanded, `[3]`; None without a velocity command.
+        contacts: Whether each foot touches anything after each step, `[steps, feet]`.
     """
 
     seconds: float
@@ -432,6 +439,13 @@ class Played(NamedTuple):
     missed: float | None
     moved: np.ndarray
     wanted: np.ndarray | None
+    contacts: np.ndarray
+
+    @property
+    def landings(self) -> float:
+        """How often a foot lands in a second, mean of the feet; NaN without feet."""
+        landed = self.contacts[1:] & ~self.contacts[:-1]
+        return float(landed.sum(axis=0).mean()) / self.seconds if self.contacts.size else float("nan")
 
     @property
     def error(self) -> tuple[float, float]:
@@ -443,7 +457,7 @@ class Played(NamedTuple):
 def play(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], None]] = ()) -> Played:
     """Takes some actions, and calls the watchers after each of them."""
     random, commands = np.random.default_rng(0), _slices(loop.contract)
-    moved, stood = [], 0.0
+    moved, contacts, stood = [], [], 0.0
     standing, next_push = loop.fallen is False, _PUSH_EVERY
     for _ in range(steps):
         if push and loop.data.time >= next_push:
@@ -453,12 +467,13 @@ def play(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], No
         standing = standing and not loop.fallen
         stood = float(loop.data.time) if standing else stood
         moved.append(loop.velocity)
+        contacts.append(loop.contacts)
         for watch in watchers:
             watch()
     wanted = loop.command[commands["velocity"]] if "velocity" in commands else None
     stood_for = None if loop.fallen is None else stood
     ended = (loop.height, loop.farthest, loop.missed)
-    return Played(float(loop.data.time), stood_for, *ended, np.array(moved), wanted)
+    return Played(float(loop.data.time), stood_for, *ended, np.array(moved), wanted, np.array(contacts, bool))
 
 
 def report(one: Played) -> list[str]:
@@ -472,7 +487,7 @@ def report(one: Played) -> list[str]:
     if one.wanted is not None:
         lines.append(f"mean velocity {_short(one.moved.mean(axis=0))}, commanded {_short(one.wanted)}")
         lines.append("mean command error {:.3f} m/s and {:.3f} rad/s".format(*one.error))
-    return lines
+    return lines + _landings([one])
 
 
 def summary(episodes: Sequence[Played], commands: Sequence[Sequence[float]]) -> list[str]:
@@ -484,7 +499,13 @@ def summary(episodes: Sequence[Played], commands: Sequence[Sequence[float]]) -> 
         *([] if episodes[0].stood is None else [standing]),
         "mean command error {:.3f} m/s and {:.3f} rad/s".format(*errors.mean(axis=0)),
         f"greatest command error {errors[worst, 0]:.3f} m/s, at {_short(commands[worst])}",
+        *_landings(episodes),
     ]
+
+
+def _landings(episodes: Sequence[Played]) -> list[str]:
+    found = float(np.mean([one.landings for one in episodes]))
+    return [] if np.isnan(found) else [f"a foot lands {found:.1f} times a second"]
 
 
 def _short(numbers: Iterable[float]) -> str:

@@ -61,6 +61,7 @@ def contract(env: RobotEnv) -> Entry:
         "root_body": _name(robot.model, "body", robot.root),
         "default_height": robot.home_height,
         "floor_height": robot.floor,
+        "foot_sensors": [_contacts(robot.model, foot) for foot in robot.feet],
         "endings": [
             {"name": name, "term": config.path(name), "parameters": _parameters(env.lists.endings[name])}
             for name, config in task.endings.items()

@@ -169,7 +169,21 @@ def test_random_commands_are_of_the_ranges_of_training_and_their_errors_are_aver
         "stood to the end in 3 of 3 episodes of 0.10 s",
         f"mean command error {np.mean(linear):.3f} m/s and {np.mean(turning):.3f} rad/s",
         f"greatest command error {max(linear):.3f} m/s, at {worst}",
+        f"a foot lands {np.mean([one.landings for one in episodes]):.1f} times a second",
     ]
+
+
+def test_landings_are_those_of_a_foot_in_a_second(walker: Exported) -> None:
+    contacts = np.array([[1, 1, 0], [0, 1, 1], [1, 1, 0], [0, 1, 1]], bool)  # three feet land 1, 0 and 2 times
+    one = play.Played(0.5, None, 0.3, [], None, np.zeros((4, 3)), None, contacts)
+    assert one.landings == pytest.approx(2.0)
+    assert np.isnan(one._replace(contacts=np.zeros((4, 0), bool)).landings)
+    policy, contract = play.load_policy(walker.onnx)
+    model = play.load_model(file_of("quadruped"), contract)
+    loop = play.Loop(model, contract, policy)
+    assert loop.contacts == [True] * 4
+    loop.reset(np.array(contract["default_qpos"]) + np.eye(model.nq)[2])  # 1 m higher
+    assert loop.contacts == [False] * 4
 
 
 def test_policy_with_other_commands_has_no_random_ones(arm: Exported, capsys: pytest.CaptureFixture[str]) -> None:
