@@ -15,7 +15,7 @@ PACKAGE = {
     "render": 1070, "replay": 480, "report": 1430, "robot": 2925, "runner": 3410, "supervise": 2090,
 }  # fmt: skip
 OTHERS = {"scripts": 3190, "tests": 29_270}
-DOCS = 4680  # lines of Markdown
+DOCS = 4715  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:
