@@ -50,7 +50,7 @@ class RobotEnv:
         self.task = task
         self.lists = lists = Lists.of(task)
         every = lists.every()
-        needs = {need.removesuffix(" if any") for function in every.values() for need in terms.needs_of(function)}
+        needs = {need for function in every.values() for need in terms.needs_of(function)}
         try:
             self.robot = robot = Robot(path, task, sorted({*terms.touching(every)}), needs)
         except ConfigError as error:

@@ -114,13 +114,13 @@ def joint_speed(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> j
     return jnp.mean(jnp.square(data.qvel[robot.dof_of_joints]))
 
 
-@needs("feet if any", "command velocity")
+@needs("feet", "command velocity")
 def short_steps(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, target: NonNegative = 0.15) -> jax.Array:
-    """Seconds in the air that each landing foot lacks to `target`, per step; 0 to stand or on one foot; a cost."""
+    """Seconds in the air that each landing foot lacks to `target`, per control step; 0 for a command to stand; a cost."""
     landed = memory.landed_after
     moving = jnp.linalg.norm(memory.command["velocity"]) > _STILL
     lacking = jnp.sum(jnp.where(landed > 0, jnp.maximum(target - landed, 0.0), 0.0)) / robot.control_dt
-    return jnp.where(moving & (len(robot.feet) > 1), lacking, 0.0)
+    return jnp.where(moving, lacking, 0.0)
 
 
 @needs("feet")

@@ -35,10 +35,7 @@ _REASONS = {
 
 
 def needs(*parts: str) -> Callable[[Function], Function]:
-    """Declares what a term needs: `base`, `joints`, `feet`, `accelerometer`, `truncation`, or `command <name>`.
-
-    With `feet if any` a robot without feet is not refused.
-    """
+    """Declares what a term needs: `base`, `joints`, `feet`, `accelerometer`, `truncation`, or `command <name>`."""
 
     def declare(function: Function) -> Function:
         function.needs = parts  # type: ignore[attr-defined]
@@ -138,10 +135,10 @@ def check_needs(robot: Robot, key: str, functions: Mapping[str, Callable[..., An
     has = {"base": robot.moves, "joints": robot.joints, "feet": robot.feet}
     for name, function in functions.items():
         for need in needs_of(function):
-            kind, _, more = need.partition(" ")
-            if kind == "command" and more not in commands:
-                raise ConfigError(f"{key}.{name}: needs the command {more}; add env.task.commands.{more}")
-            if kind in has and not more and not has[kind]:
+            kind, _, command = need.partition(" ")
+            if kind == "command" and command not in commands:
+                raise ConfigError(f"{key}.{name}: needs the command {command}; add env.task.commands.{command}")
+            if kind in has and not has[kind]:
                 raise ConfigError(f"{key}.{name}: {_REASONS[kind]}; remove the term: {key}.{name}=null")
 
 
