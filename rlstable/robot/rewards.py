@@ -116,7 +116,7 @@ def joint_speed(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> j
 
 @needs("feet", "command velocity")
 def short_steps(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, target: NonNegative = 0.15) -> jax.Array:
-    """Seconds in the air that each landing foot lacks to `target`, per control step; 0 for a command to stand; a cost."""
+    """Seconds of flight that each landing foot lacks to `target`, per control step; 0 for a command to stand; cost."""
     landed = memory.landed_after
     moving = jnp.linalg.norm(memory.command["velocity"]) > _STILL
     lacking = jnp.sum(jnp.where(landed > 0, jnp.maximum(target - landed, 0.0), 0.0)) / robot.control_dt
