@@ -85,15 +85,21 @@ def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> l
     cells = [
         own[0]["name"] + " †" * stale, f"{max(row['steps'][-1] for row in own) / 1e6:.2g}",
         f"{'' if 'cpu_minutes' in own[0] else '< '}{minutes(own):.1f}",
-        f"{last.value:,.4g}" + ("" if last.low is None else f" [{last.low:,.4g}, {last.high:,.4g}]"),
-        f"{min(values[-1] for values in curves):,.4g}", f"{given:,.4g}", sparkline(curves),
+        _text(last.value) + ("" if last.low is None else f" [{_text(last.low)}, {_text(last.high or 0.0)}]"),
+        _text(min(values[-1] for values in curves)), _text(given), sparkline(curves),
         f"{ended} {learned}", f"{ever} {learned}",
     ]  # fmt: skip
     if task.model is not None and task.most is not None:
         return [f"{task.env}", f"`{task.model}`", *cells, f"{task.most:g}", f"{last.value / task.most:.2f}"]
-    records = [f"{_SOURCES[source]} {value:,.4g} ({steps:g} million)" for source, (value, steps) in task.record.items()]
+    records = [
+        f"{_SOURCES[source]} {_text(value)} ({steps:g} million)" for source, (value, steps) in task.record.items()
+    ]
     ratios = [f"{last.value / value:.2f}" for value, _ in task.record.values()]
     return [task.name, *cells, ", ".join(records) or "none", ", ".join(ratios)]
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def minutes(own: Sequence[Row]) -> float:
