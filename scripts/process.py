@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import resource
@@ -76,9 +77,15 @@ def _memory_mb(pid: int) -> float:
     return 0.0
 
 
-def pins(rival: str) -> dict[str, str]:
+def versions(rival: str) -> dict[str, str]:
+    """Returns the versions of Python and of the pinned packages that a rival's interpreter has."""
     lines = (REQUIREMENTS / f"requirements-{rival}.txt").read_text().split()
-    return dict(line.split("==") for line in lines)
+    names = [line.split("==")[0] for line in lines]
+    ask = (
+        "import json, platform, sys; from importlib.metadata import version; "
+        "print(json.dumps({'python': platform.python_version()} | {name: version(name) for name in sys.argv[1:]}))"
+    )
+    return dict(json.loads(subprocess.check_output([python_of(rival), "-c", ask, *names], text=True)))
 
 
 def python_of(rival: str) -> Path:

@@ -14,7 +14,7 @@ PACKAGE = {
     "envs": 2780, "export": 560, "faults": 400, "guards": 980, "gym": 440, "io": 2170, "policy": 850, "ppo": 3040,
     "render": 1070, "replay": 480, "report": 1430, "robot": 2925, "runner": 3410, "supervise": 2090,
 }  # fmt: skip
-OTHERS = {"scripts": 3190, "tests": 29_270}
+OTHERS = {"scripts": 3210, "tests": 29_270}
 DOCS = 4730  # lines of Markdown
 
 

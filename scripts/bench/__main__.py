@@ -14,7 +14,6 @@ import datetime
 import functools
 import itertools
 import math
-import platform
 import signal
 import sys
 import time
@@ -23,17 +22,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlstable.config import ConfigError
-from scripts import results
+from scripts import process, results
 from scripts.bench import leg as legs
 from scripts.bench import page, tasks
 from scripts.bench.leg import Leg
-from scripts.process import pins
 from scripts.results import Row
 
 
 @functools.cache
 def versions(side: str) -> dict[str, str]:
-    return results.versions() if side == "ours" else {"python": platform.python_version(), **pins(side)}
+    return results.versions() if side == "ours" else process.versions(side)
 
 
 def identity(leg: Leg, kind: str) -> Row:

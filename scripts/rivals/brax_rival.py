@@ -9,7 +9,7 @@ import functools
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,11 +20,11 @@ import numpy as np
 from brax.envs.base import Env, State, Wrapper
 from brax.training.agents.ppo import networks as ppo_networks
 from brax.training.agents.ppo import train as ppo
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlstable.envs.episodes import Episodes, run_episodes
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import Quarantine
+from scripts.rivals.replicated import device_put_replicated
 
 SITES = ("none", "physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "all")
 EVALUATION_SEED = 2**31 - 1  # the same first states for all policies
@@ -118,12 +118,6 @@ class FaultyBraxEnv(Wrapper):
             metrics=metrics,
             info={**stepped.info, "fault": fault, "fault_probe": jnp.where(at["info"], value, 0.0)},
         )
-
-
-def device_put_replicated(tree: Any, devices: Sequence[jax.Device]) -> Any:
-    """Copies every leaf to each device, on a leading axis, as the function did that JAX dropped."""
-    sharding = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec("devices"))
-    return jax.tree.map(lambda leaf: jax.device_put(jnp.stack([jnp.asarray(leaf)] * len(devices)), sharding), tree)
 
 
 def train(

@@ -137,6 +137,14 @@ def test_process_that_runs_out_of_time_is_killed_with_its_children(tmp_path: Pat
         pytest.fail("the child lives on")
 
 
+def test_versions_of_a_rival_are_those_of_its_own_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "requirements-brax.txt").write_text("jax==0.0.1\n")
+    monkeypatch.setattr(process, "REQUIREMENTS", tmp_path)
+    monkeypatch.setattr(process, "python_of", lambda side: sys.executable)
+    found = {name: results.versions()[name] for name in ("python", "jax")}
+    assert process.versions("brax") == found
+
+
 def test_no_side_inherits_a_cache_or_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("JAX_COMPILATION_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):
         monkeypatch.setenv(name, "somewhere")
@@ -167,6 +175,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "sb3_ppo.py").write_text(FAKE)
     monkeypatch.setattr(legs, "REQUIREMENTS", tmp_path)
     monkeypatch.setattr(legs, "python_of", lambda side: sys.executable)
+    monkeypatch.setattr(process, "versions", lambda side: {"torch": "2.9"})
     monkeypatch.setattr(results, "device", lambda: CPU)
 
     def command(*values: float, sleep: float = 0.0, limit: float = 60.0, more: str = "--rounds 1") -> list[Any]:
@@ -182,7 +191,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_measured_round_is_not_measured_again_in_its_sitting(measure: Any, tmp_path: Path) -> None:
     rows = measure(1.0, 960.0, more="--rounds 2")
     assert [(row["round"], row["ending"], row["steps"]) for row in rows] == [(1, "reached", 10), (2, "reached", 10)]
-    assert rows[0]["versions"]["torch"] and rows[0]["device"] == CPU
+    assert rows[0]["versions"] == {"torch": "2.9"} and rows[0]["device"] == CPU
     again = measure(1.0, 960.0, more="--rounds 3")
     assert again[:2] == rows and [row["round"] for row in again] == [1, 2, 3]
     assert len(measure(960.0)) == 4, "other settings are another measurement"
