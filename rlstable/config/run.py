@@ -69,6 +69,7 @@ class EnvConfig(Section, at="env"):
     xml: ModelFile | None
     task: TaskConfig | None
     _kept_xml: str | None = PrivateAttr(None)
+    _environments: int = PrivateAttr(1)
 
     @property
     def kept_xml(self) -> str | None:
@@ -79,6 +80,11 @@ class EnvConfig(Section, at="env"):
         copied = self.model_copy()
         copied._kept_xml = path
         return copied
+
+    @property
+    def environments(self) -> int:
+        """The most environments that a program of the run steps together."""
+        return self._environments
 
     @property
     def package(self) -> str:
@@ -116,8 +122,10 @@ class EnvConfig(Section, at="env"):
         require(own or not self.randomize, "randomize", "needs env=playground, and env.randomization_fn=null")
         for key in ("backend", "kwargs", "randomization_fn") if source == "object" else ():
             require(getattr(self, key) is None, key, "must be null: an environment object cannot be changed")
-        other = "needs env=playground; env.backend chooses the physics of other environments"
-        require(self.impl == "auto" or source == "playground", "impl", other)
+        other = "needs env=playground or env=robot; env.backend chooses the physics of other environments"
+        require(self.impl == "auto" or source in ("playground", "robot"), "impl", other)
+        of_mjx = self.impl == "auto" or self.backend != "native"
+        require(of_mjx, "impl", f"{self.impl} is of MJX; set env.backend=mjx, or env.impl=auto for C MuJoCo")
         for key in ("xml", "task"):
             is_robot, given = source == "robot", getattr(self, key) is not None
             needed = "is missing; give the model's file: env.xml=robot.xml" if key == "xml" else "needs env=robot"
@@ -261,6 +269,7 @@ class Config(Section, at=""):
 
     @model_validator(mode="after")
     def _check(self) -> Config:
+        self.env._environments = max(self.ppo.num_envs, self.eval.num_envs, self.env.reset_pool_size)
         if self.network.value_obs_key == "auto":
             key = "privileged_state" if self.env.task and self.env.task.critic_observations else "state"
             object.__setattr__(self, "network", self.network.model_copy(update={"value_obs_key": key}))

@@ -43,7 +43,7 @@ class GymnasiumEnv:
         self.mj_model = mujoco.MjModel.from_xml_path(str(spec.model_file))
         self.n_substeps = spec.frame_skip
         self.dt = float(self.mj_model.opt.timestep) * spec.frame_skip
-        self.simulator: Simulator = MjxSimulator(self.mj_model, self._task.forces(spec.arguments))
+        self.simulator: Simulator = MjxSimulator(self.mj_model, forces=self._task.forces(spec.arguments))
         low, high = np.asarray(self.mj_model.actuator_ctrlrange, np.float32).T
         self._middle, self._reach = (low + high) / 2, (high - low) / 2
 

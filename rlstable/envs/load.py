@@ -16,6 +16,7 @@ from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
+from rlstable.device.mjx import implementation
 from rlstable.device.trees import Env
 from rlstable.envs import playground
 from rlstable.envs.history import with_history
@@ -64,7 +65,7 @@ def load(
     if config.source == "robot" and kwargs:
         raise ConfigError("env.kwargs: a robot has none; change env.task, and leave eval.env_kwargs=null")
     backend = kwargs.pop("backend", config.backend) if config.source in ("brax", "import") else config.backend
-    if config.source == "playground" and backend == "auto" and config.impl != "auto":
+    if backend == "auto" and config.impl != "auto":
         backend = "mjx"  # a chosen implementation of MJX asks for MJX
     randomization = _randomization(config) if randomize and config.is_randomized else None
     loaded = _Loader(config, _factory(config, kwargs), randomization, devices).load(backend)
@@ -152,7 +153,8 @@ def _factory(config: EnvConfig, kwargs: Mapping[str, object]) -> Callable[[str |
 
         assert config.xml is not None and config.task is not None  # the configuration has checked it
         xml, task = config.kept_xml or config.xml, config.task
-        return lambda _, with_mjx: RobotEnv(xml, task, with_mjx)
+        chosen = lambda backend: "jax" if backend == "native" else implementation(config.impl)  # noqa: E731
+        return lambda backend, with_mjx: RobotEnv(xml, task, chosen(backend) if with_mjx else None, config.environments)
     own = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
     return lambda backend, _: _build(own, config, kwargs, backend)
 

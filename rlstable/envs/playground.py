@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlstable.compilation.compatibility import RANDOMIZED_FIELDS
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
+from rlstable.device.mjx import implementation, without_solver_lines
 
 if TYPE_CHECKING:  # the command imports this module before JAX
     from rlstable.device.trees import Env
@@ -33,8 +35,6 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
     The task keeps its own `episode_length`, which some tasks read: training counts `env.episode_length` itself.
     Raises `ConfigError` if the task, an override or a needed file does not exist, or the task has pixels.
     """
-    if config.backend == "native" and config.impl != "auto":
-        raise ConfigError(f"env.impl: {config.impl} is of MJX; set env.backend=mjx, or env.impl=auto for C MuJoCo")
     suite = suite_of(config.name)
     settings = suite.get_default_config(config.name)
     overrides = _flat(kwargs)
@@ -46,7 +46,7 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
     if "impl" in overrides:
         raise ConfigError(f"env.kwargs: set env.impl={overrides['impl']} instead of impl in env.kwargs")
     if "impl" in settings:
-        overrides.setdefault("impl", impl or implementation(config))
+        overrides.setdefault("impl", impl or implementation(config.impl))
     elif config.impl != "auto":
         raise ConfigError(
             f"env.impl: {config.name} does not let you choose the implementation of MJX; set env.impl=auto"
@@ -58,7 +58,7 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
         print("rlstable: downloading the robot models of MuJoCo Menagerie, once; this takes minutes", file=sys.stderr)
     try:
         with quiet():
-            return suite.load(config.name, config_overrides=overrides)
+            task = suite.load(config.name, config_overrides=overrides)
     except Exception as error:
         if isinstance(error, OSError | subprocess.SubprocessError) or "Error opening file" in str(error):
             raise ConfigError(
@@ -71,6 +71,10 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
             f"env.kwargs: Playground cannot build {config.name} with {shown}: {type(error).__name__}: "
             f"{first_line(error)}; change env.kwargs, eval.env_kwargs or env.impl"
         ) from error
+    for field in RANDOMIZED_FIELDS:
+        if overrides.get("impl") == "warp" and field in vars(task):
+            setattr(task, field, without_solver_lines(getattr(task, field)))
+    return task
 
 
 def require_mujoco(config: EnvConfig) -> None:
@@ -80,16 +84,6 @@ def require_mujoco(config: EnvConfig) -> None:
             f"env.backend: {config.backend} is for Brax's environments; choose auto, native or mjx for "
             f"env={config.source}"
         )
-
-
-def implementation(config: EnvConfig) -> str:
-    """The implementation of MJX, `jax` or `warp`."""
-    if config.impl != "auto":
-        return config.impl
-    import jax
-
-    on_cuda = jax.default_backend() == "gpu" and "rocm" not in jax.devices()[0].client.platform_version
-    return "warp" if on_cuda else "jax"
 
 
 def randomizer(name: str) -> RandomizationFn:

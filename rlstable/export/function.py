@@ -125,7 +125,7 @@ def _robot(run: SavedRun) -> RobotEnv | None:
         return None
     if env.own_terms:
         require_trust(run.folder / "config.yaml", run.config, run.trust)
-    return RobotEnv(env.kept_xml or env.xml, env.task, False)
+    return RobotEnv(env.kept_xml or env.xml, env.task)
 
 
 def _without_paths(config: dict[str, Any]) -> dict[str, Any]:

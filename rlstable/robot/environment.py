@@ -6,6 +6,7 @@ The same Python code runs on MJX and on C MuJoCo; only `simulator` differs. Term
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Mapping
 
 import jax
@@ -14,8 +15,10 @@ import mujoco
 from flax import struct
 
 from rlstable.config import ConfigError
+from rlstable.config.extras import install
 from rlstable.config.robot import TaskConfig
 from rlstable.config.schema import INT32_MAX, first_line
+from rlstable.device.mjx import without_solver_lines
 from rlstable.device.trees import TRAINED_STEPS, Observation, PyTree
 from rlstable.robot import actions, terms
 from rlstable.robot.lists import KEY, Lists, seen_by_critic
@@ -43,10 +46,12 @@ class RobotEnv:
 
     `observers` are those of the policy, `state`, and of the critic, `privileged_state`.
 
+    `impl` is the implementation of MJX, None without MJX. `environments` share the room for contacts of MJX-Warp.
+
     Raises ConfigError, with the key, for a model or a term that cannot be used, before anything compiles.
     """
 
-    def __init__(self, path: str, task: TaskConfig, simulates_with_mjx: bool):
+    def __init__(self, path: str, task: TaskConfig, impl: str | None = None, environments: int = 1):
         self.task = task
         self.lists = lists = Lists.of(task)
         every = lists.every()
@@ -62,8 +67,8 @@ class RobotEnv:
         if lists.critic:
             key = f"{KEY}.critic_observations"
             self.observers["privileged_state"] = Observer(robot, key, lists.critic, seen_by_critic(task))
-        self.mjx_model = _on_device(robot.model, path) if simulates_with_mjx else None
-        self.simulator: Simulator = MjxSimulator(robot.model)
+        self.mjx_model = None if impl is None else _on_device(robot.model, impl, path)
+        self.simulator: Simulator = MjxSimulator(robot.model, impl or "jax", environments)
         self._weights = {name: config.weight for name, config in task.rewards.items()}
         self._check_terms()
 
@@ -253,11 +258,13 @@ class RobotEnv:
                     raise ConfigError(f"{key_of_term}: returns shape {shape}; it must return a number")
 
 
-def _on_device(model: mujoco.MjModel, path: str) -> PyTree:
+def _on_device(model: mujoco.MjModel, impl: str, path: str) -> PyTree:
     from mujoco import mjx
 
+    if impl == "warp" and importlib.util.find_spec("warp") is None:
+        raise ConfigError(f"env.impl: warp needs warp-lang, which is not installed; {install('warp')}")
     try:
-        return mjx.put_model(model, impl="jax")
+        return without_solver_lines(mjx.put_model(model, impl=impl))
     except (NotImplementedError, ValueError) as error:
         raise ConfigError(
             f"env.xml: MJX cannot simulate {path}: {first_line(error)}; change the model, or set env.backend=native "

@@ -9,6 +9,9 @@ import mujoco
 
 from rlstable.device.trees import PyTree
 
+_CONTACTS = 32  # of one environment, on average over all of them
+_EQUALITY_ROWS, _CONTACT_ROWS = 6, 4  # most rows of an equality constraint, and those of a contact with friction
+
 
 class Simulator(Protocol):
     """Starts and steps the physics of one environment."""
@@ -21,16 +24,20 @@ class Simulator(Protocol):
 
 
 class MjxSimulator:
-    """MJX in JAX; with `forces` it computes `cfrc_ext` after the steps, as Gymnasium does."""
+    """MJX in JAX, or MJX-Warp with room for the contacts of all `environments` together.
 
-    def __init__(self, model: mujoco.MjModel, forces: bool = False):
+    With `forces` it computes `cfrc_ext` after the steps, as Gymnasium does.
+    """
+
+    def __init__(self, model: mujoco.MjModel, impl: str = "jax", environments: int = 1, forces: bool = False):
         self._model = model
+        self._arguments = {"impl": impl} | (warp_sizes(model, environments) if impl == "warp" else {})
         self._forces = forces
 
     def start(self, model: PyTree, **arrays: jax.Array) -> PyTree:
         from mujoco import mjx
 
-        return mjx.forward(model, mjx.make_data(self._model, impl="jax").replace(**arrays))
+        return mjx.forward(model, mjx.make_data(self._model, **self._arguments).replace(**arrays))
 
     def steps(self, model: PyTree, state: PyTree, action: jax.Array, n_substeps: int = 1) -> PyTree:
         from mujoco import mjx
@@ -40,3 +47,14 @@ class MjxSimulator:
 
         last = jax.lax.scan(step, state.replace(ctrl=action), None, length=n_substeps)[0]
         return mjx.rne_postconstraint(model, last) if self._forces else last
+
+
+def warp_sizes(model: mujoco.MjModel, environments: int) -> dict[str, int]:
+    """Room of MJX-Warp: contacts of all environments together, and rows of constraints of one environment.
+
+    MJX-Warp drops what does not fit, and prints that it does.
+    """
+    limited = int(model.jnt_limited.sum()) + int(model.tendon_limited.sum())
+    friction = int((model.dof_frictionloss > 0).sum()) + int((model.tendon_frictionloss > 0).sum())
+    rows = limited + friction + _EQUALITY_ROWS * model.neq + _CONTACT_ROWS * _CONTACTS
+    return {"naconmax": _CONTACTS * environments, "njmax": rows}

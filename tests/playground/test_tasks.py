@@ -18,6 +18,7 @@ from robots import GO1, use_dummy_meshes
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import validate
+from rlstable.device import mjx
 from rlstable.envs import playground
 from rlstable.envs.load import load
 from rlstable.envs.randomized import RandomizedEnv
@@ -43,10 +44,10 @@ def test_auto_is_warp_on_cuda_and_jax_elsewhere(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "devices", lambda: [Device()])
-    assert playground.implementation(task()) == impl
-    assert playground.implementation(task(impl="jax")) == "jax"
+    assert mjx.implementation("auto") == impl
+    assert mjx.implementation("jax") == "jax"
     Device.client.platform_version = "rocm 6"
-    assert playground.implementation(task()) == "jax"
+    assert mjx.implementation("auto") == "jax"
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

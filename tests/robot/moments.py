@@ -29,7 +29,7 @@ def environment(task: str, model: str, *words: str) -> RobotEnv:
     """The environment of a task, without physics of MJX."""
     env = config(task, model, *words).env
     assert env.xml is not None and env.task is not None
-    return RobotEnv(env.xml, env.task, False)
+    return RobotEnv(env.xml, env.task)
 
 
 @functools.cache

@@ -99,7 +99,7 @@ def test_mistake_in_a_curriculum_is_one_line_with_the_key(value: str, message: s
     env = config("robot_velocity", "quadruped", f"env.task.commands.velocity.forward={value}").env
     assert env.xml is not None and env.task is not None
     with pytest.raises(ConfigError) as caught:
-        RobotEnv(env.xml, env.task, False)
+        RobotEnv(env.xml, env.task)
     assert str(caught.value) == f"env.task.commands.velocity.forward: {message}"
 
 
@@ -173,7 +173,7 @@ def reset_words(names: str) -> tuple[str, str]:
 def test_episodes_start_from_the_named_keyframes(lying: Path) -> None:
     env = config("robot", "quadruped", f"env.xml={lying}", *reset_words("[home, lying]")).env
     assert env.xml is not None and env.task is not None
-    made = RobotEnv(env.xml, env.task, False)
+    made = RobotEnv(env.xml, env.task)
     (term,) = made.lists.reset.values()
     drawn = [np.asarray(term(made.robot, jax.random.PRNGKey(seed))[0]) for seed in range(12)]
     home, lies = np.float32(made.robot.home), np.float32(made.mj_model.key_qpos[1])
@@ -185,6 +185,6 @@ def test_unknown_keyframe_of_a_reset_names_those_of_the_model() -> None:
     env = config("robot", "quadruped", *reset_words("[sitting]")).env
     assert env.xml is not None and env.task is not None
     with pytest.raises(ConfigError) as caught:
-        RobotEnv(env.xml, env.task, False)
+        RobotEnv(env.xml, env.task)
     text = "env.task.reset.keyframes.names: the model has no keyframe 'sitting'; it has home"
     assert str(caught.value) == text

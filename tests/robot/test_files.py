@@ -220,4 +220,4 @@ def test_archive_that_no_run_has_saved_is_one_line(tmp_path: Path) -> None:
 def test_ready_task_trains_a_urdf() -> None:
     env = config("robot_velocity", "arm", *SERVOS, "env.task.free_base=true", f"env.xml={URDF}").env
     assert env.xml is not None and env.task is not None
-    assert RobotEnv(env.xml, env.task, False).action_size == 2
+    assert RobotEnv(env.xml, env.task).action_size == 2

@@ -35,14 +35,15 @@ STATES: dict[Robot, tuple[Any, Any, Any]] = {
 READ = tuple(sorted(DERIVED_ARRAYS & {
     "xpos", "xmat", "sensordata", "site_xpos", "geom_xpos", "subtree_com", "qfrc_actuator", "actuator_force",
 }))  # fmt: skip
-ENGINES = ("MJX", "C MuJoCo")
+IMPLEMENTATIONS = {"MJX": "jax", "MJX-Warp": "warp"}
 
 
 @functools.cache
 def stepped(robot: Robot, engine: str) -> Any:
     """The physics state after a few steps."""
-    if engine == "MJX":
-        simulator, model = MjxSimulator(robot.model), mjx.put_model(robot.model, impl="jax")
+    if engine in IMPLEMENTATIONS:
+        impl = IMPLEMENTATIONS[engine]
+        simulator, model = MjxSimulator(robot.model, impl), mjx.put_model(robot.model, impl=impl)
     else:
         simulator, model = Pipeline(Simulations(robot.model, 1, READ)), None
 
@@ -52,15 +53,26 @@ def stepped(robot: Robot, engine: str) -> Any:
     return jax.jit(run)(*(jnp.asarray(part, jnp.float32) for part in STATES[robot]))
 
 
-@pytest.mark.parametrize("term, case", CASES)
-def test_term_is_the_same_in_mjx_and_c_mujoco(term: Any, case: Case) -> None:
+def assert_same_as_in_c_mujoco(engine: str, term: Any, case: Case) -> None:
     arguments = moment(case.robot, **(case.memory or {}))
     mine, other = (
-        np.asarray(term(*arguments._replace(data=stepped(case.robot, engine)), **(case.parameters or {})))
-        for engine in ENGINES
+        np.asarray(term(*arguments._replace(data=stepped(case.robot, each)), **(case.parameters or {})))
+        for each in (engine, "C MuJoCo")
     )
     assert mine.dtype == other.dtype and mine.shape == other.shape
     np.testing.assert_allclose(mine, other, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("term, case", CASES)
+def test_term_is_the_same_in_mjx_and_c_mujoco(term: Any, case: Case) -> None:
+    assert_same_as_in_c_mujoco("MJX", term, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("term, case", CASES)
+def test_term_is_the_same_in_mjx_warp_and_c_mujoco(term: Any, case: Case) -> None:
+    pytest.importorskip("warp")
+    assert_same_as_in_c_mujoco("MJX-Warp", term, case)
 
 
 def test_states_of_the_comparison_are_in_motion_and_in_contact() -> None:

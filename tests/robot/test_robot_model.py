@@ -30,7 +30,7 @@ def mistake(task: str, path: Path, *words: str) -> str:
     env = config(task, str(path.with_suffix("")), *words).env
     assert env.xml is not None and env.task is not None
     with pytest.raises(ConfigError) as caught:
-        RobotEnv(env.xml, env.task, False)
+        RobotEnv(env.xml, env.task)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
