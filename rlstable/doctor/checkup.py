@@ -17,6 +17,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
 from rlstable.config.schema import first_line
 from rlstable.device import machine, sharding
+from rlstable.device.mjx import uses_warp
 from rlstable.device.seed_devices import device_count_for
 from rlstable.doctor import arithmetic
 from rlstable.doctor import robot as look
@@ -113,7 +114,8 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     this_machine = machine_of(os.environ)
     engine, model = setup.loaded.backend or "mjx", model_of(env)
     looked: RobotFacts | None = None
-    findings = [*machine_findings(this_machine), *precision_findings(config, products)]
+    in_jax = config.env.source == "robot" and not uses_warp(env)
+    findings = [*machine_findings(this_machine, in_jax), *precision_findings(config, products)]
     if model is None:
         what = "the environment has no MuJoCo model (sys.mj_model or mj_model), so that its physics was not examined"
         findings.append(Finding("note", "physics", (), what, "nothing, if the environment needs no MuJoCo"))
@@ -180,9 +182,18 @@ def _nvidia() -> str:
     return "; ".join(line.strip() for line in answer.stdout.splitlines() if line.strip())
 
 
-def machine_findings(found: Mapping[str, str]) -> list[Finding]:
-    if not found["nvidia-smi"] or "gpu" in found["device"]:
+def machine_findings(found: Mapping[str, str], robot_in_jax: bool) -> list[Finding]:
+    """Finds an NVIDIA GPU that JAX does not use, or that simulates a robot with MJX in JAX."""
+    if not found["nvidia-smi"]:
         return []
+    if "gpu" in found["device"]:
+        if not robot_in_jax:
+            return []
+        what, advice = (
+            "MJX in JAX is slow for robots on an NVIDIA GPU",
+            f"MJX-Warp: {install('warp')}, and env.impl=auto",
+        )
+        return [Finding("note", "physics", (), what, advice)]
     what = f"there is an NVIDIA GPU, but JAX computes on {found['device']}"
     advice = f"{install('cuda12')}, and check that JAX_PLATFORMS does not hide the GPU"
     return [Finding("warning", "device", (found["nvidia-smi"],), what, advice)]

@@ -15,6 +15,8 @@ import numpy as np
 
 from rlstable.config import Config
 from rlstable.device import hosts, machine, sharding
+from rlstable.device.mjx import uses_warp
+from rlstable.envs.load import Loaded
 from rlstable.io.console import Console
 from rlstable.io.files import write_atomically
 from rlstable.io.outcome import outcome_of
@@ -43,7 +45,7 @@ def header(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
     """The lines that a run prints before it trains, as names and values, from its first seed."""
     model = "" if config.env.xml is None else f" with {Path(config.env.xml).name}"
     return [
-        ("task", f"{config.env.name}{model}{_physics(seed.setup.loaded.backend)}"),
+        ("task", f"{config.env.name}{model}{_physics(seed.setup.loaded)}"),
         ("device", _device(seed)),
         ("steps", _steps(config, seed.programs.num_envs(seed.host))),
         ("networks", _networks(config, seed)),
@@ -62,8 +64,9 @@ def _services(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]
     return rows if logbook.wandb_url is None else [*rows, ("wandb", logbook.wandb_url)]
 
 
-def _physics(backend: str | None) -> str:
-    return "" if backend is None else f", physics {'C MuJoCo' if backend == 'native' else backend}"
+def _physics(loaded: Loaded) -> str:
+    engine = "MJX-Warp" if uses_warp(loaded.env) else "C MuJoCo" if loaded.backend == "native" else loaded.backend
+    return "" if engine is None else f", physics {engine}"
 
 
 def _device(seed: Seed) -> str:

@@ -61,9 +61,15 @@ def test_findings_about_the_precision_of_matrix_products(
 
 
 def test_gpu_that_jax_does_not_use_is_a_warning() -> None:
-    assert machine_findings(MACHINE) == []
+    assert machine_findings(MACHINE, False) == []
     blind = MACHINE | {"device": "1 x cpu"}
-    assert found(machine_findings(blind)) == [("warning", "device", ("NVIDIA H100",))]
+    assert found(machine_findings(blind, False)) == [("warning", "device", ("NVIDIA H100",))]
+
+
+def test_robot_in_jax_on_an_nvidia_gpu_is_a_note() -> None:
+    (finding,) = machine_findings(MACHINE, True)
+    assert (finding.severity, finding.what) == ("note", "MJX in JAX is slow for robots on an NVIDIA GPU")
+    assert finding.advice.startswith("MJX-Warp: pip install") and "[warp]" in finding.advice
 
 
 @pytest.mark.parametrize(
