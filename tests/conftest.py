@@ -1,7 +1,9 @@
 """Settings of every test process: eight CPU devices, no network, a shared compilation cache, no time limits."""
 
+import atexit
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -21,6 +23,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 _CACHE = "RLSTABLE_TESTS_CACHE"
 if _CACHE not in os.environ:
     os.environ[_CACHE] = tempfile.mkdtemp(prefix="rlstable-tests-")
+    atexit.register(shutil.rmtree, os.environ[_CACHE], ignore_errors=True)
 os.environ["XDG_CACHE_HOME"] = os.environ[_CACHE]
 
 # A shell that starts the tests in the background makes them ignore SIGINT, which some tests send.

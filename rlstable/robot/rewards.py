@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstable.config.schema import NonNegative, Positive, Share
+from rlstable.config.robot import Growing
+from rlstable.config.schema import Positive, Share
 from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
-from rlstable.robot.terms import by_name, needs
+from rlstable.robot.terms import by_name, grown, needs
 
 _STILL = 0.1  # a slower command means: stand
 
@@ -115,11 +116,12 @@ def joint_speed(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> j
 
 
 @needs("feet", "command velocity")
-def short_steps(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, target: NonNegative = 0.15) -> jax.Array:
+def short_steps(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, target: Growing = 0.15) -> jax.Array:
     """Seconds of flight that each landing foot lacks to `target`, per control step; 0 for a command to stand; cost."""
     landed = memory.landed_after
     moving = jnp.linalg.norm(memory.command["velocity"]) > _STILL
-    lacking = jnp.sum(jnp.where(landed > 0, jnp.maximum(target - landed, 0.0), 0.0)) / robot.control_dt
+    lacks = jnp.maximum(grown(target, memory.trained) - landed, 0.0)
+    lacking = jnp.sum(jnp.where(landed > 0, lacks, 0.0)) / robot.control_dt
     return jnp.where(moving, lacking, 0.0)
 
 

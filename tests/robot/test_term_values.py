@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from moments import HOME_HEIGHT, moment, robot, turned
 
+from rlstable.config.curriculum import Curriculum
 from rlstable.robot import endings, observations, rewards
 from rlstable.robot.model import Robot
 
@@ -161,3 +162,10 @@ def test_gyro_of_a_model_without_one_is_that_of_the_root_body() -> None:
 def test_short_steps_cost_nothing_if_the_command_is_to_stand() -> None:
     still = {"command": {"velocity": np.zeros(3)}, "landed_after": np.array([0.05, 0, 0, 0])}
     assert value(rewards.short_steps, Case(0.0, memory=still)) == 0
+
+
+@pytest.mark.parametrize("trained, lacks", [(0, 0.0), (500_000, 0.025), (2_000_000, 0.1)])
+def test_target_of_short_steps_may_grow_with_the_steps_trained(trained: int, lacks: float) -> None:
+    memory = {**FORWARD, "landed_after": np.array([0.05, 0.3, 0, 0]), "trained": np.int32(trained)}
+    case = Case(lacks / 0.02, memory=memory, parameters={"target": Curriculum(0.0, 0.15, 1_000_000)})
+    np.testing.assert_allclose(value(rewards.short_steps, case), case.expected, rtol=1e-5)
