@@ -86,8 +86,9 @@ def test_feet_of_well_known_models_are_the_last_geoms_of_their_legs(model: str, 
 def test_robot_without_feet_is_refused_a_term_about_them(tmp_path: Path) -> None:
     text = text_of("hopper").replace('condim="3"', 'contype="0" conaffinity="0"')
     path = saved(tmp_path, text)
-    error = mistake("robot_velocity", path, "+env.task.rewards.slip={weight: -0.1}")
-    assert error.startswith("env.task.rewards.slip: needs feet, geoms that can collide")
+    error = mistake("robot_velocity", path)
+    assert error.startswith("env.task.rewards.short_steps: needs feet, geoms that can collide")
+    assert error.endswith("; remove the term: env.task.rewards.short_steps=null")
 
 
 def test_foot_of_several_geoms_touches_with_any_of_them(tmp_path: Path) -> None:
