@@ -15,7 +15,7 @@ PACKAGE = {
     "render": 1070, "replay": 480, "report": 1430, "robot": 2950, "runner": 3415, "supervise": 2090,
 }  # fmt: skip
 OTHERS = {"scripts": 3210, "tests": 29_360}
-DOCS = 4765  # lines of Markdown
+DOCS = 4800  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:
