@@ -61,8 +61,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "pixels": ({"kwargs": {"vision": True}}, "env.kwargs: rlstable does not train on pixels; leave vision=false"),
     "a backend of Brax": ({"backend": "spring"}, "env.backend: spring is for Brax's environments; choose auto, native "
                           "or mjx for env=playground"),
-    "an implementation of MJX without MJX": ({"backend": "native", "impl": "jax"}, "env.impl: jax is of MJX; set "
-                                             "env.backend=mjx, or env.impl=auto for C MuJoCo"),
     "no choice of implementation": ({"name": "AeroCubeRotateZAxis", "impl": "jax"}, "env.impl: AeroCubeRotateZAxis "
                                     "does not let you choose the implementation of MJX; set env.impl=auto"),
     "no robot's randomisation": ({"name": "SpotGetup", "randomize": True}, "env.randomize: Playground has no "
