@@ -13,6 +13,7 @@ A test finds private names in any other file of the package. The module imports 
 | Brax | `PipelineEnv._pipeline` | no native physics: `env.backend=auto` simulates with MJX |
 | MJX | `io.jax` | one line, only in a run of several processes |
 | MJX | `Data._impl` | the arrays are read from the data itself |
+| MJX | `Option._impl` | MJX-Warp prints a line for each solver that reaches its limit |
 | Playground | `MjxEnv._mjx_model` | domain randomisation of its tasks ends with one line |
 """
 
@@ -95,6 +96,21 @@ def mjx_io() -> Any:
 def mjx_arrays(data: PyTree) -> PyTree:
     """The object with the arrays of one implementation of MJX, contacts among them; `data` itself for other physics."""
     return getattr(data, "_impl", data)
+
+
+def without_solver_lines(model: Any) -> Any:
+    """A model of MJX-Warp that does not print when a solver reaches its limit of iterations.
+
+    Models for training have few iterations on purpose, and the kernels print a line for every such environment and
+    step. Other models are returned as they are.
+    """
+    own: Any = getattr(model.opt, "_impl", None)
+    if not hasattr(own, "warn_overflow"):
+        return model
+    from mujoco.mjx.third_party.mujoco_warp import OverflowType
+
+    shown = own.warn_overflow & ~int(OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS)
+    return model.replace(opt=model.opt.replace(_impl=own.replace(warn_overflow=shown)))
 
 
 def _private(module: str, name: str) -> Any:

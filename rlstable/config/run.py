@@ -69,7 +69,6 @@ class EnvConfig(Section, at="env"):
     xml: ModelFile | None
     task: TaskConfig | None
     _kept_xml: str | None = PrivateAttr(None)
-    _environments: int = PrivateAttr(1)
 
     @property
     def kept_xml(self) -> str | None:
@@ -80,11 +79,6 @@ class EnvConfig(Section, at="env"):
         copied = self.model_copy()
         copied._kept_xml = path
         return copied
-
-    @property
-    def environments(self) -> int:
-        """The most environments that a program of the run steps together."""
-        return self._environments
 
     @property
     def package(self) -> str:
@@ -269,7 +263,6 @@ class Config(Section, at=""):
 
     @model_validator(mode="after")
     def _check(self) -> Config:
-        self.env._environments = max(self.ppo.num_envs, self.eval.num_envs, self.env.reset_pool_size)
         if self.network.value_obs_key == "auto":
             key = "privileged_state" if self.env.task and self.env.task.critic_observations else "state"
             object.__setattr__(self, "network", self.network.model_copy(update={"value_obs_key": key}))

@@ -154,7 +154,7 @@ def _factory(config: EnvConfig, kwargs: Mapping[str, object]) -> Callable[[str |
         assert config.xml is not None and config.task is not None  # the configuration has checked it
         xml, task = config.kept_xml or config.xml, config.task
         chosen = lambda backend: "jax" if backend == "native" else implementation(config.impl)  # noqa: E731
-        return lambda backend, with_mjx: RobotEnv(xml, task, chosen(backend) if with_mjx else None, config.environments)
+        return lambda backend, with_mjx: RobotEnv(xml, task, chosen(backend) if with_mjx else None)
     own = _brax_class(config.name) if config.source == "brax" else environment_factory(config)
     return lambda backend, _: _build(own, config, kwargs, backend)
 

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import mujoco
 from flax import struct
 
+from rlstable.compilation.compatibility import without_solver_lines
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.robot import TaskConfig
 from rlstable.config.schema import INT32_MAX, first_line
-from rlstable.device.mjx import without_solver_lines
 from rlstable.device.trees import TRAINED_STEPS, Observation, PyTree
 from rlstable.robot import actions, terms
 from rlstable.robot.lists import KEY, Lists, seen_by_critic
@@ -46,12 +46,12 @@ class RobotEnv:
 
     `observers` are those of the policy, `state`, and of the critic, `privileged_state`.
 
-    `impl` is the implementation of MJX, None without MJX. `environments` share the room for contacts of MJX-Warp.
+    `impl` is the implementation of MJX, None without MJX.
 
     Raises ConfigError, with the key, for a model or a term that cannot be used, before anything compiles.
     """
 
-    def __init__(self, path: str, task: TaskConfig, impl: str | None = None, environments: int = 1):
+    def __init__(self, path: str, task: TaskConfig, impl: str | None = None):
         self.task = task
         self.lists = lists = Lists.of(task)
         every = lists.every()
@@ -68,7 +68,7 @@ class RobotEnv:
             key = f"{KEY}.critic_observations"
             self.observers["privileged_state"] = Observer(robot, key, lists.critic, seen_by_critic(task))
         self.mjx_model = None if impl is None else _on_device(robot.model, impl, path)
-        self.simulator: Simulator = MjxSimulator(robot.model, impl or "jax", environments)
+        self.simulator: Simulator = MjxSimulator(robot.model, impl or "jax")
         self._weights = {name: config.weight for name, config in task.rewards.items()}
         self._check_terms()
 

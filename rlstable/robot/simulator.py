@@ -9,7 +9,8 @@ import mujoco
 
 from rlstable.device.trees import PyTree
 
-_CONTACTS = 32  # of one environment, on average over all of them
+_CONTACTS_OF_ALL = 2**17  # 64 for each of 2,048 environments
+_CONTACTS = 32  # of one environment
 _EQUALITY_ROWS, _CONTACT_ROWS = 6, 4  # most rows of an equality constraint, and those of a contact with friction
 
 
@@ -24,14 +25,11 @@ class Simulator(Protocol):
 
 
 class MjxSimulator:
-    """MJX in JAX, or MJX-Warp with room for the contacts of all `environments` together.
+    """MJX in JAX, or MJX-Warp; with `forces` it computes `cfrc_ext` after the steps, as Gymnasium does."""
 
-    With `forces` it computes `cfrc_ext` after the steps, as Gymnasium does.
-    """
-
-    def __init__(self, model: mujoco.MjModel, impl: str = "jax", environments: int = 1, forces: bool = False):
+    def __init__(self, model: mujoco.MjModel, impl: str = "jax", forces: bool = False):
         self._model = model
-        self._arguments = {"impl": impl} | (warp_sizes(model, environments) if impl == "warp" else {})
+        self._arguments = {"impl": impl} | (warp_sizes(model) if impl == "warp" else {})
         self._forces = forces
 
     def start(self, model: PyTree, **arrays: jax.Array) -> PyTree:
@@ -49,7 +47,7 @@ class MjxSimulator:
         return mjx.rne_postconstraint(model, last) if self._forces else last
 
 
-def warp_sizes(model: mujoco.MjModel, environments: int) -> dict[str, int]:
+def warp_sizes(model: mujoco.MjModel) -> dict[str, int]:
     """Room of MJX-Warp: contacts of all environments together, and rows of constraints of one environment.
 
     MJX-Warp drops what does not fit, and prints that it does.
@@ -57,4 +55,4 @@ def warp_sizes(model: mujoco.MjModel, environments: int) -> dict[str, int]:
     limited = int(model.jnt_limited.sum()) + int(model.tendon_limited.sum())
     friction = int((model.dof_frictionloss > 0).sum()) + int((model.tendon_frictionloss > 0).sum())
     rows = limited + friction + _EQUALITY_ROWS * model.neq + _CONTACT_ROWS * _CONTACTS
-    return {"naconmax": _CONTACTS * environments, "njmax": rows}
+    return {"naconmax": _CONTACTS_OF_ALL, "njmax": rows}

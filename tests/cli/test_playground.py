@@ -50,5 +50,7 @@ def test_saved_run_without_the_package_is_one_line() -> None:
 def test_settings_of_playground_need_its_source() -> None:
     with pytest.raises(ConfigError, match=r"^env\.randomize: needs env=playground, and env\.randomization_fn=null$"):
         compose(["env=fast", "env.randomize=true"])
-    with pytest.raises(ConfigError, match=r"^env\.impl: needs env=playground; env\.backend chooses the physics of"):
+    with pytest.raises(
+        ConfigError, match=r"^env\.impl: needs env=playground or env=robot; env\.backend chooses the physics of"
+    ):
         compose(["env=fast", "env.impl=warp"])

@@ -33,13 +33,12 @@ TINY = (
 RANDOMIZED = ["env.task.randomization.friction=[0.5, 1.2]", "env.task.randomization.mass=[0.8, 1.2]"]
 
 
-def test_a_chosen_implementation_is_of_mjx_with_room_for_the_contacts_of_all_environments() -> None:
-    config = compose([*ROBOT, "ppo.num_envs=64", "eval.num_envs=16", "env.reset_pool_size=32"])
-    loaded: Any = load(config.env)
+def test_chosen_implementation_is_of_mjx_with_room_for_contacts_and_constraints() -> None:
+    loaded: Any = load(compose([*ROBOT]).env)
     assert loaded.backend == "mjx" and uses_warp(loaded.env)
     shapes: Any = jax.eval_shape(loaded.env.reset, jax.random.PRNGKey(0))
-    assert shapes.data._impl.contact__dist.shape == (32 * 64,)
-    assert warp_sizes(loaded.env.robot.model, 64) == {"naconmax": 2048, "njmax": 12 + 12 + 4 * 32}
+    assert shapes.data._impl.contact__dist.shape == (2**17,)
+    assert warp_sizes(loaded.env.robot.model) == {"naconmax": 2**17, "njmax": 12 + 12 + 4 * 32}
 
 
 def test_solver_that_reaches_its_limit_prints_no_line() -> None:

@@ -110,7 +110,7 @@ def test_few_cores_have_their_own_recipe_with_the_episodes_and_observations_of_t
     config, published = compose([*GO1[:2], "recipe_for=cpu"]), compose(GO1)
     assert config.ppo == compose(["ppo=playground_cpu"]).ppo
     assert (config.total_steps, config.network.policy_hidden_layer_sizes) == (4_000_000, (64, 64))
-    assert config.env.model_dump() == published.env.model_dump() | {"reset": "pool", "stagger": True}
+    assert config.env == published.env.model_copy(update={"reset": "pool", "stagger": True})
     assert (config.network.policy_obs_key, config.network.value_obs_key) == ("state", "privileged_state")
     assert (config.eval.num_evals, config.eval.at_start, config.eval.num_envs) == (10, False, 100)
 
