@@ -11,7 +11,7 @@ from rlstable.device.trees import PyTree
 
 _CONTACTS_OF_ALL = 2**17  # 64 for each of 2,048 environments
 _CONTACTS = 32  # of one environment
-_EQUALITY_ROWS, _CONTACT_ROWS = 6, 4  # most rows of an equality constraint, and those of a contact with friction
+_EQUALITY_ROWS, _CONTACT_ROWS = 6, 4  # most rows of an equality constraint, and those of a contact of condim 3
 
 
 class Simulator(Protocol):
