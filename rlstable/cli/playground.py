@@ -1,7 +1,8 @@
 """MuJoCo Playground's own settings of a task as defaults of the configuration, under the user's overrides.
 
 `configs/ppo/playground.yaml` and `configs/env/playground.yaml` write `${rlstable.playground:<key>}` at every key that
-Playground may set. Playground is imported only if such a key is resolved.
+Playground may set, `configs/ppo/playground_cpu.yaml` `${rlstable.locomotion:...}` at the keys that differ for robots.
+Playground is imported only if such a key is resolved.
 """
 
 from __future__ import annotations
@@ -49,6 +50,15 @@ def resolve(key: str, _root_: DictConfig) -> Any:
         return settings[key]
     section, _, name = key.rpartition(".")
     return defaults(section)[name]
+
+
+def locomotion(robot: float, other: float, _root_: DictConfig) -> float:
+    """The resolver `${rlstable.locomotion:<robot>,<other>}`: `robot` for a task of Playground's locomotion suite."""
+    if OmegaConf.select(_root_, "env.source") != "playground":
+        return other
+    from rlstable.envs.playground import suite_of
+
+    return robot if suite_of(str(OmegaConf.select(_root_, "env.name"))).__name__.endswith(".locomotion") else other
 
 
 @functools.cache
