@@ -62,7 +62,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("rlstable.env_name", _env_name, replace=True)
     OmegaConf.register_new_resolver("rlstable.recipe", recipes.recipe, replace=True)
     OmegaConf.register_new_resolver("rlstable.playground", playground.resolve, replace=True)
-    OmegaConf.register_new_resolver("rlstable.locomotion", playground.locomotion, replace=True)
+    OmegaConf.register_new_resolver("rlstable.many_actuators", playground.many_actuators, replace=True)
     OmegaConf.register_new_resolver("rlstable.gymnasium_time_limit", _time_limit, replace=True)
 
 

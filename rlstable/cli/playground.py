@@ -1,7 +1,7 @@
 """MuJoCo Playground's own settings of a task as defaults of the configuration, under the user's overrides.
 
 `configs/ppo/playground.yaml` and `configs/env/playground.yaml` write `${rlstable.playground:<key>}` at every key that
-Playground may set, `configs/ppo/playground_cpu.yaml` `${rlstable.locomotion:...}` at the keys that differ for robots.
+Playground may set, `configs/ppo/playground_cpu.yaml` `${rlstable.many_actuators:...}` where 12 or more differ.
 Playground is imported only if such a key is resolved.
 """
 
@@ -52,13 +52,14 @@ def resolve(key: str, _root_: DictConfig) -> Any:
     return defaults(section)[name]
 
 
-def locomotion(robot: float, other: float, _root_: DictConfig) -> float:
-    """The resolver `${rlstable.locomotion:<robot>,<other>}`: `robot` for a task of Playground's locomotion suite."""
+def many_actuators(many: float, few: float, _root_: DictConfig) -> float:
+    """The resolver `${rlstable.many_actuators:<many>,<few>}`: `many` for locomotion tasks and humanoids."""
     if OmegaConf.select(_root_, "env.source") != "playground":
-        return other
+        return few
     from rlstable.envs.playground import suite_of
 
-    return robot if suite_of(str(OmegaConf.select(_root_, "env.name"))).__name__.endswith(".locomotion") else other
+    task = str(OmegaConf.select(_root_, "env.name"))
+    return many if suite_of(task).__name__.endswith(".locomotion") or task.startswith("Humanoid") else few
 
 
 @functools.cache

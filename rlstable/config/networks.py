@@ -19,7 +19,6 @@ KernelInit = Literal[
 NORMAL_ONLY = {
     "noise_std_type": "scalar",
     "init_noise_std": 1.0,
-    "max_noise_std": None,
     "state_dependent_std": False,
     "mean_clip_scale": None,
     "mean_kernel_init": None,
@@ -40,7 +39,6 @@ class NetworkConfig(Section, at="network"):
     distribution_type: Literal["tanh_normal", "normal"]
     noise_std_type: Literal["scalar", "log"]
     init_noise_std: Positive
-    max_noise_std: Positive | None
     state_dependent_std: Flag
     mean_clip_scale: Positive | None
     policy_network_kernel_init: KernelInit
@@ -58,8 +56,6 @@ class NetworkConfig(Section, at="network"):
     def _check(self) -> NetworkConfig:
         for key, value in NORMAL_ONLY.items() if self.distribution_type == "tanh_normal" else ():
             require(getattr(self, key) == value, key, "needs network.distribution_type=normal")
-        above = f"{self.init_noise_std} is above network.max_noise_std={self.max_noise_std}; lower it"
-        require(self.init_noise_std <= (self.max_noise_std or self.init_noise_std), "init_noise_std", above)
         both = self.mean_kernel_init is not None or self.mean_kernel_init_kwargs is None
         require(both, "mean_kernel_init_kwargs", "needs network.mean_kernel_init")
         return self

@@ -14,7 +14,6 @@ from jax.typing import DTypeLike
 
 from rlstable.config import ConfigError
 from rlstable.config.networks import NetworkConfig
-from rlstable.guards import limiters
 
 _MIN_STD = 0.001  # Brax's tanh-normal: softplus + 0.001
 
@@ -86,7 +85,7 @@ class GaussianHead(linen.Module):
         else:
             name = "std_logparam" if log else "std_param"
             scale = NoiseStd(config.init_noise_std, self.action_size, log, name=name)()
-        return loc, jnp.broadcast_to(limiters.bounded(scale, None, config.max_noise_std), loc.shape)
+        return loc, jnp.broadcast_to(scale, loc.shape)
 
 
 class TanhGaussianHead(linen.Module):

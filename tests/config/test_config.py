@@ -324,11 +324,6 @@ def test_huge_size_is_rejected_without_a_long_search(changes):
         ),
         ({"network.state_dependent_std": True}, "network.state_dependent_std"),
         ({"network.mean_kernel_init_kwargs": {"scale": 1}}, "network.mean_kernel_init_kwargs"),
-        ({"network.max_noise_std": 1.0}, "network.max_noise_std"),
-        (
-            {"network.distribution_type": "normal", "network.init_noise_std": 1.0, "network.max_noise_std": 0.5},
-            "network.init_noise_std",
-        ),
         (
             {"guards.limiters.policy_std_min": 1.0, "guards.limiters.policy_std_max": 1.0},
             "guards.limiters.policy_std_min",
