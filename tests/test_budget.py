@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[1]
 # Lines of Python per folder of the package; "" is the top level. Lower a number after a deletion; a larger number needs
 # an entry in docs/decisions.md.
 PACKAGE = {
-    "": 1025, "brax_ppo": 530, "cli": 590, "compilation": 980, "config": 1605, "device": 1165, "doctor": 1190,
+    "": 1025, "brax_ppo": 530, "cli": 595, "compilation": 980, "config": 1605, "device": 1165, "doctor": 1190,
     "envs": 2780, "export": 560, "faults": 400, "guards": 980, "gym": 440, "io": 2170, "policy": 850, "ppo": 3040,
     "render": 1070, "replay": 480, "report": 1430, "robot": 2945, "runner": 3415, "supervise": 2090,
 }  # fmt: skip
-OTHERS = {"scripts": 3210, "tests": 29_360}
-DOCS = 4800  # lines of Markdown
+OTHERS = {"scripts": 3210, "tests": 29_375}
+DOCS = 4850  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:

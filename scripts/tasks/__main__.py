@@ -75,17 +75,10 @@ def tasks() -> dict[str, Task]:
 
 def recipe(overrides: Sequence[str]) -> str:
     """Returns a digest of everything that the recipe decides."""
-    config = compose(list(overrides)).model_dump(mode="json")
+    config = compose(list(overrides)).model_dump(mode="json", exclude_none=True)  # a new option may be null
     decided = {name: config[name] for name in ("total_steps", "ppo", "network", "guards", "env")}
-    decided["env"]["xml"] = None  # a path of one machine
-    return hashlib.sha256(json.dumps(_set(decided), sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _set(values: Any) -> Any:
-    """The settings that are not null, so that a new option does not make every row stale."""
-    return (
-        {key: _set(value) for key, value in values.items() if value is not None} if isinstance(values, dict) else values
-    )
+    decided["env"].pop("xml", None)  # a path of one machine
+    return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def train(overrides: Sequence[str], seeds: int, drawn: Path | None = None) -> list[Row]:

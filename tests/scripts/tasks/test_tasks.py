@@ -3,7 +3,6 @@
 import json
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,19 +46,6 @@ def test_recipe_of_a_robot_does_not_depend_on_the_folder_of_its_model(tmp_path):
     copy = tmp_path / "other.xml"
     copy.write_bytes(Path(command[1].removeprefix("env.xml=")).read_bytes())
     assert study.recipe(command) == study.recipe([command[0], f"env.xml={copy}"])
-
-
-@pytest.mark.parametrize(("value", "same"), [(None, True), (1.0, False)])
-def test_new_option_that_is_null_leaves_the_recipe_as_it_was(value, same, monkeypatch):
-    before, compose = study.recipe(["env=hopper"]), study.compose
-
-    def with_option(words):
-        values = compose(words).model_dump(mode="json")
-        values["network"]["new"] = value
-        return SimpleNamespace(model_dump=lambda mode: values)
-
-    monkeypatch.setattr(study, "compose", with_option)
-    assert (study.recipe(["env=hopper"]) == before) == same
 
 
 def test_line_of_a_robot_has_its_model_and_the_share_of_the_greatest_return():
