@@ -1,7 +1,7 @@
 """MuJoCo Playground's own settings of a task as defaults of the configuration, under the user's overrides.
 
 `configs/ppo/playground.yaml` and `configs/env/playground.yaml` write `${rlstable.playground:<key>}` at every key that
-Playground may set. `configs/ppo/playground_cpu.yaml` writes `${rlstable.many_actuators:...}` at keys whose value differs
+Playground may set. `configs/ppo/playground_cpu.yaml` writes `${rlstable.many_actuators:...}` at keys that differ
 with 12 actuators or more. Playground is imported only if such a key is resolved.
 """
 
