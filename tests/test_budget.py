@@ -14,8 +14,8 @@ PACKAGE = {
     "envs": 2780, "export": 560, "faults": 400, "guards": 980, "gym": 440, "io": 2170, "policy": 850, "ppo": 3040,
     "render": 1070, "replay": 480, "report": 1430, "robot": 2945, "runner": 3415, "supervise": 2090,
 }  # fmt: skip
-OTHERS = {"scripts": 3210, "tests": 29_375}
-DOCS = 4850  # lines of Markdown
+OTHERS = {"scripts": 3225, "tests": 29_385}
+DOCS = 4860  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:
