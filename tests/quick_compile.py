@@ -27,7 +27,8 @@ def environment() -> dict[str, str]:
 @contextlib.contextmanager
 def quickly() -> Iterator[None]:
     """Compiles every program inside quickly, except inside `ordinarily`."""
-    extra = {_EMITTERS: False} if _EMITTERS not in unknown_options() else {}
+    # A GPU's compiler does not know this option.
+    extra = {_EMITTERS: False} if jax.default_backend() == "cpu" and _EMITTERS not in unknown_options() else {}
 
     def options(*args: Any, make: Any = compiler.get_compile_options, **named: Any) -> Any:
         if jax.config.values[_UNOPTIMIZED]:

@@ -39,6 +39,18 @@ GuardStates = dict[str, GuardState]  # by name
 _NEVER_RESET = (FIRST_STATE, MODEL, _DONE_COUNT, *_EPISODE)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NotedRows:
+    """The entry `FIRST_STATE` during an iteration: the cached first states, and rows of the pool to replace them by.
+
+    To replace them at once would copy the first states of all environments in every step.
+    """
+
+    cached: PackedRows
+    rows: jax.Array  # int32 `[B]`, -1 for the cached first state
+
+
 @dataclasses.dataclass(frozen=True)
 class VectorEnv:
     """Many copies of an environment, stepped together.
@@ -101,8 +113,8 @@ class VectorEnv:
         info = {**state.info, "episode_done": state.done}
         if _DONE_COUNT in info:
             info[_DONE_COUNT] += state.done.astype(info[_DONE_COUNT].dtype)
-        state = self._draw_first_states(state.replace(info=info), ok, pool, key)
-        return Step(_reset_finished(state), None if isinstance(ok, bool) else ok, guard_state, incident)
+        state = self._reset_ended(state.replace(info=info), ok, pool, key)
+        return Step(state, None if isinstance(ok, bool) else ok, guard_state, incident)
 
     def repeat_action(
         self,
@@ -173,30 +185,53 @@ class VectorEnv:
             totals[name] = jnp.where(new_episode, 0.0, totals[name]) + value
         return {"steps": steps, "truncation": truncation.astype(steps.dtype), "episode_metrics": totals}
 
-    def _draw_first_states(
-        self, state: EnvState, ok: jax.Array | bool, pool: PackedRows | None, key: jax.Array
-    ) -> EnvState:
-        """Gives bad environments, and with `reset_from_pool` all finished ones, a first state from the pool.
+    def begin(self, state: EnvState) -> EnvState:
+        """The states before the steps of an iteration: environments can note the row of the pool that they get."""
+        if not self.uses_pool:
+            return state
+        rows = jnp.full(state.done.shape, -1, jnp.int32)
+        return state.replace(info={**state.info, FIRST_STATE: NotedRows(state.info[FIRST_STATE], rows)})
 
-        Replaces the cached first state and `_rest`, and the metrics of bad environments, since those of finished ones
-        are not reported yet; `_reset_finished` then copies the first state. On a CPU `select_if` skips needless draws.
-        """
+    def end(self, state: EnvState, pool: PackedRows | None) -> EnvState:
+        """The states after the steps of an iteration: noted rows of the pool replace the cached first states."""
         if pool is None:
             return state
-        bad = jnp.zeros(state.done.shape, bool) if isinstance(ok, bool) else ~ok
-        draws = (state.done > 0) if self.reset_from_pool else bad
+        cached, rows = state.info[FIRST_STATE].cached, state.info[FIRST_STATE].rows
+
+        def renew(cached: PackedRows) -> PackedRows:
+            return select(rows < 0, cached, pool.take(jnp.maximum(rows, 0))["first"])
+
+        return state.replace(info={**state.info, FIRST_STATE: select_if(jnp.any(rows >= 0), renew, cached)})
+
+    def _reset_ended(self, state: EnvState, ok: jax.Array | bool, pool: PackedRows | None, key: jax.Array) -> EnvState:
+        """Gives ended environments their cached first state or, if they have gone bad, one from the pool.
+
+        With `reset_from_pool` all come from the pool. The metrics of bad ones come from the pool, too; those of the
+        others are not reported yet. On a CPU `select_if` skips needless draws.
+        """
+        if pool is None:
+            return _reset_finished(state)
+        done, noted = state.done > 0, state.info[FIRST_STATE]
+        bad = jnp.zeros(done.shape, bool) if isinstance(ok, bool) else ~ok
+        rows = jax.random.randint(jax.random.fold_in(key, 1), done.shape, 0, len(pool))
+        rows = jnp.where(done if self.reset_from_pool else bad, rows, noted.rows)
+        state = _reset_finished(state.replace(info={**state.info, FIRST_STATE: noted.cached}))
+        from_pool = done & (rows >= 0)
+        renewed = from_pool if self.reset_from_pool or self.restore_info else bad
 
         def draw(parts: dict[str, PyTree]) -> dict[str, PyTree]:
-            index = jax.random.randint(jax.random.fold_in(key, 1), draws.shape, 0, len(pool))
-            drawn = pool.take(index)
-            drawn["info"] = _with_kept(drawn["info"], parts["info"])
-            metrics = select(~bad, parts["metrics"], drawn["metrics"])
-            return select(~draws, parts, drawn) | {"metrics": metrics}
+            # The other environments read row 0. If each read a row of its own, a GPU would spend 2 % of its time on it.
+            drawn = pool.take(jnp.where(from_pool, rows, 0))
+            first, info = drawn["first"].unpacked(), _with_kept(drawn["info"], parts["info"])
+            new = {name: select(~from_pool, parts[name], first[name]) for name in ("physics", "obs")}
+            new["info"] = select(~renewed, parts["info"], info)
+            return new | {"metrics": select(~bad, parts["metrics"], drawn["metrics"])}
 
-        before = _pool_parts(state)
-        parts = with_shared_of(select_if(jnp.any(draws), draw, without_shared(before)), before)
-        state = _with_rest(state, parts["info"])
-        return state.replace(info={**state.info, FIRST_STATE: parts["first"]}, metrics=parts["metrics"])
+        before = {"physics": physics(state), "obs": state.obs, "info": _rest(state), "metrics": state.metrics}
+        parts = with_shared_of(select_if(jnp.any(from_pool), draw, without_shared(before)), before)
+        fields = {physics_field(state): parts["physics"], "obs": parts["obs"], "metrics": parts["metrics"]}
+        state = _with_rest(state.replace(**fields), parts["info"])
+        return state.replace(info={**state.info, FIRST_STATE: NotedRows(noted.cached, rows)})
 
 
 def episode_entries(metrics: Mapping[str, PyTree], zeros: PyTree) -> dict[str, PyTree]:

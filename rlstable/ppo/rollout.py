@@ -43,6 +43,9 @@ class TrainingEnv(Protocol):
     def guards(self) -> Mapping[str, Guard]:
         """The env site's guards, by name."""
 
+    def begin(self, state: EnvState) -> EnvState:
+        """The states before the steps of an iteration."""
+
     def step(
         self,
         state: EnvState,
@@ -53,6 +56,9 @@ class TrainingEnv(Protocol):
         incident: Slot | None = None,
     ) -> Step:
         """Steps every environment of this device once."""
+
+    def end(self, state: EnvState, pool: PackedRows | None) -> EnvState:
+        """The states after the steps of an iteration."""
 
     def empty_slot(self, state: EnvState, action_size: int, devices: int) -> Slot:
         """Empty slots for the first bad environment of every device."""
@@ -134,10 +140,11 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         last, memory = jax.tree.map(lambda x: x[None], (networks.select(running[0].obs), first))
         return (running, next_key), (Collected(**samples, bootstrap_observation=last, memory=memory), episodes)
 
-    running = (state.env_state, initial_states(env.guards, state.guard_memory), state.incident)
+    running = (env.begin(state.env_state), initial_states(env.guards, state.guard_memory), state.incident)
     ((env_state, guard_state, incident), _), (data, episodes) = jax.lax.scan(
         unroll, (running, key), None, length=ppo.rows // ppo.num_envs
     )
+    env_state = env.end(env_state, state.reset_pool)
     if incident is not None:
         incident = dataclasses.replace(incident, clock=jnp.zeros_like(incident.clock))
     # `[unrolls, T, envs, ...]` to `[rows, T, ...]`

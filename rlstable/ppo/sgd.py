@@ -123,7 +123,8 @@ class SGD:
             return traced_once(statistics, state.counters, carry, minibatch)
 
         def metrics() -> PackedDict:  # only for the names and shapes of the sums
-            return step(carry, Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key))[1]
+            share = None if batch.collected.valid is None else jnp.ones(())
+            return step(carry, Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key, share))[1]
 
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(metrics))
         carry = _with_sums(carry, sums)
@@ -154,17 +155,20 @@ class SGD:
         key, key_shuffle, key_loss = jax.random.split(carry.key, 3)
         order = jax.random.permutation(key_shuffle, batch.collected.log_prob.shape[0])
 
-        def take_rows(loop: tuple[SGDCarry, jax.Array], rows: jax.Array) -> tuple[tuple[SGDCarry, jax.Array], None]:
-            carry, key = loop
+        def take_rows(
+            loop: tuple[SGDCarry, jax.Array], minibatch_of: tuple[jax.Array, jax.Array | None]
+        ) -> tuple[tuple[SGDCarry, jax.Array], None]:
+            (carry, key), (rows, valid_share) = loop, minibatch_of
             key, key_noise = jax.random.split(key)
-            minibatch = Minibatch.of(jax.tree.map(lambda x: x[rows], batch), key_noise)
+            minibatch = Minibatch.of(jax.tree.map(lambda x: x[rows], batch), key_noise, valid_share)
             sums = carry.progress.sums
             carry, metrics = step(_with_sums(carry, _NO_SUMS), minibatch)
             return (_with_sums(carry, dataclasses.replace(sums, whole=sums.whole + metrics.whole)), key), None
 
         # Shuffling row numbers instead of data avoids a second copy of the batch.
         minibatches = jnp.reshape(order, (self.config.ppo.num_minibatches, -1))
-        (after, _), _ = jax.lax.scan(take_rows, (carry, key_loss), minibatches)
+        shares = masked.shares(batch.collected.valid, minibatches)
+        (after, _), _ = jax.lax.scan(take_rows, (carry, key_loss), (minibatches, shares))
         progress, fallback = kl_limiter.close_epoch(after.skipped, carry.progress, fallback, after.progress)
         return after._replace(progress=progress, key=key), fallback
 
@@ -214,8 +218,10 @@ class SGD:
         carry: SGDCarry,
         minibatch: Minibatch,
     ) -> _Proposal:
-        tuning, valid, before = carry.tuning, minibatch.collected.valid, carry.progress
-        share, params = masked.share(valid), layout.split(before.params)
+        tuning, before, share = carry.tuning, carry.progress, minibatch.valid_share
+        params, usable = layout.split(before.params), True if share is None else share > 0
+        if share is not None:
+            share = jnp.where(usable, share, 1.0)  # a safe divisor
         gradients, metrics = self.gradient(params, statistics, minibatch, share, tuning)
         if self.optimizer.separate_rates:
             # While the policy is held, Adam's moments must not accumulate gradients: the first step after the hold
@@ -225,7 +231,6 @@ class SGD:
         gradients = layout.join(gradients)
         norm = optax.global_norm(gradients)
 
-        usable: Mask = masked.any_valid(valid)
         judged: Mask = True
         updating: Mask = True if carry.skipped is None else carry.skipped == 0
         loss_scale = self.precision.loss_scale

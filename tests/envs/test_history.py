@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from probes import PreviousObservation
 from short_runs import trained
-from toys import PointMass, assemble, compiled, placed, tiny_config
+from toys import PointMass, assemble, compiled, placed, step_alone, tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
@@ -37,7 +37,7 @@ def played(env: Any, steps: int = 14, **options: Any) -> tuple[Any, Any, Any]:
 
     def step(pool: Any, state: Any, key: jax.Array) -> Any:
         action = jax.random.uniform(key, (4, 2), minval=-1.0)
-        stepped = vector.step(state, action, pool, key, guard_state)
+        stepped = step_alone(vector, state, action, pool, key, guard_state)
         valid = jnp.ones(4, bool) if stepped.valid is None else stepped.valid
         return stepped.state, (stepped.state.obs, stepped.state.done > 0, valid)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contacts import Contacts, Touching
-from toys import tiny_config
+from toys import step_alone, tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
@@ -53,7 +53,7 @@ def unrolled(naconmax: int, chosen: int | None, per_pass: int | None = None, len
 
         def step(carry: Any, key: jax.Array) -> Any:
             state, guards = carry
-            result = env.step(state, jnp.full((COUNT, 2), 0.1), pool, key, guards)
+            result = step_alone(env, state, jnp.full((COUNT, 2), 0.1), pool, key, guards)
             return (result.state, result.guard_state), result.valid
 
         start = first, {name: guard.init() for name, guard in GUARDS.items()}

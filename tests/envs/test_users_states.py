@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hostile.users import Cart, Counting, Limited, Remembering
-from toys import State
+from toys import State, step_alone
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.envs.episodes import run_episodes
@@ -29,7 +29,7 @@ FAULTS = {"memory": 2.0, "info": 3.0, "preserved info": 4.0}
 @functools.cache
 def programs(vector: VectorEnv) -> tuple[Any, Any]:
     def step(state: Any, action: Any, pool: Any, guard_state: Any) -> Any:
-        return vector.step(state, action, pool, jax.random.PRNGKey(5), guard_state)
+        return step_alone(vector, state, action, pool, jax.random.PRNGKey(5), guard_state)
 
     return jax.jit(vector.reset), jax.jit(step)
 

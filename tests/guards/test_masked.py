@@ -102,6 +102,21 @@ def operations(function: Any, *args: Any, devices: int = 2) -> list[str]:
     return walk(traced.jaxpr)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_shares_of_parts_are_those_over_all_devices(devices):
+    """Every device has its own rows in each part."""
+    valid = uneven()
+    parts = np.array([[3, 0], [1, 2]], np.int32)
+    program = sharding.over_devices(
+        lambda valid: masked.shares(valid, parts), sharding.make_mesh(devices), (sharding.SPLIT,), sharding.REPLICATED
+    )
+    own = np.split(valid, devices)
+    np.testing.assert_array_equal(
+        program(valid), np.mean([rows[parts].mean((1, 2), np.float32) for rows in own], axis=0)
+    )
+    assert masked.shares(None, parts) is None
+
+
 def test_reductions_without_a_mask_trace_the_plain_operations():
     x = jnp.array(sample())
     assert masked.share(None) is None

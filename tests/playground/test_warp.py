@@ -23,7 +23,7 @@ from contacts import State
 from mujoco import mjx
 from mujoco.mjx.warp.types import DATA_NON_VMAP
 from mujoco_playground import registry
-from toys import tiny_config
+from toys import step_alone, tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
@@ -76,7 +76,7 @@ def unrolled(naconmax: int, faulty: bool) -> Any:
             qvel = jnp.where(hit[:, None], jnp.nan, state.data.qvel)
             state = state.replace(data=state.data.replace(qvel=qvel))
             action = jnp.full((COUNT, 1), 0.3)
-            result = env.step(state, action, pool, jax.random.fold_in(keys()[0], number), guards)
+            result = step_alone(env, state, action, pool, jax.random.fold_in(keys()[0], number), guards)
             return (result.state, result.guard_state), result.valid
 
         start = first, {name: guard.init() for name, guard in GUARDS.items()}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hostile.users import Remembering
+from toys import step_alone
 
 pytest.importorskip("mujoco_playground")
 from mujoco_playground import State, wrapper
@@ -53,7 +54,7 @@ def test_info_equals_that_of_playground_key_by_key(full_reset: bool, guarded: bo
     ours = VectorEnv(Task(), 5, 1, env_guards(GuardsConfig()) if guarded else {}, reset_from_pool=full_reset)
     pool = pool_of(jax.device_get(ours.reset(keys))) if ours.uses_pool else None
     guard_state = {name: guard.init() for name, guard in ours.guards.items()}
-    step = jax.jit(lambda state, action, pool: ours.step(state, action, pool, keys[0], guard_state).state)
+    step = jax.jit(lambda state, action, pool: step_alone(ours, state, action, pool, keys[0], guard_state).state)
     states: list[Any] = [theirs.reset(keys), ours.reset(keys)]
     for action in actions:
         states = [jax.jit(theirs.step)(states[0], action), step(states[1], action, pool)]
