@@ -32,13 +32,13 @@ def apply_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operand
 
 def select_if(predicate: jax.Array, function: Callable[[PyTree], PyTree], operand: PyTree) -> PyTree:
     """`apply_if` for a cheap function inside a loop: an accelerator always runs the function, and a select decides."""
-    if not _host_reads_predicates():
+    if not on_accelerator():
         return apply_if(predicate, function, operand)
     return jax.tree.map(lambda new, old: jnp.where(predicate, new, old), function(operand), operand)
 
 
-def _host_reads_predicates() -> bool:
-    """Whether loops of the program wait for the host; on a CPU a predicate costs nothing."""
+def on_accelerator() -> bool:
+    """Whether programs are for an accelerator, whose loops wait for the host; on a CPU a predicate costs nothing."""
     return jax.default_backend() != "cpu"
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from rlstable.device.packed import PackedRows
 from rlstable.device.shared import Shared, shared_in, vmapped, with_shared_of, without_shared
-from rlstable.device.transforms import select_if
+from rlstable.device.transforms import on_accelerator, select_if
 from rlstable.device.trees import Env, EnvState, PyTree
 from rlstable.envs import capture
 from rlstable.envs.randomized import MODEL
@@ -213,25 +213,27 @@ class VectorEnv:
             return _reset_finished(state)
         done, noted = state.done > 0, state.info[FIRST_STATE]
         bad = jnp.zeros(done.shape, bool) if isinstance(ok, bool) else ~ok
+        draws = done if self.reset_from_pool else bad
         rows = jax.random.randint(jax.random.fold_in(key, 1), done.shape, 0, len(pool))
-        rows = jnp.where(done if self.reset_from_pool else bad, rows, noted.rows)
-        state = _reset_finished(state.replace(info={**state.info, FIRST_STATE: noted.cached}))
+        rows = jnp.where(draws, rows, noted.rows)
         from_pool = done & (rows >= 0)
-        renewed = from_pool if self.reset_from_pool or self.restore_info else bad
 
         def draw(parts: dict[str, PyTree]) -> dict[str, PyTree]:
-            # The other environments read row 0. If each read a row of its own, a GPU would spend 2 % of its time on it.
-            drawn = pool.take(jnp.where(from_pool, rows, 0))
-            first, info = drawn["first"].unpacked(), _with_kept(drawn["info"], parts["info"])
-            new = {name: select(~from_pool, parts[name], first[name]) for name in ("physics", "obs")}
-            new["info"] = select(~renewed, parts["info"], info)
-            return new | {"metrics": select(~bad, parts["metrics"], drawn["metrics"])}
+            drawn = pool.take(jnp.where(from_pool, rows, 0))  # the others all read row 0, so a GPU moves less memory
+            info = _with_kept(drawn["info"], parts["info"])
+            return {
+                "first": select(~from_pool, parts["first"], drawn["first"]),
+                "info": select(~draws, parts["info"], info),
+                "metrics": select(~bad, parts["metrics"], drawn["metrics"]),
+            }
 
-        before = {"physics": physics(state), "obs": state.obs, "info": _rest(state), "metrics": state.metrics}
+        before = {"first": noted.cached, "info": _rest(state), "metrics": state.metrics}
         parts = with_shared_of(select_if(jnp.any(from_pool), draw, without_shared(before)), before)
-        fields = {physics_field(state): parts["physics"], "obs": parts["obs"], "metrics": parts["metrics"]}
-        state = _with_rest(state.replace(**fields), parts["info"])
-        return state.replace(info={**state.info, FIRST_STATE: NotedRows(noted.cached, rows)})
+        state = _with_rest(state.replace(metrics=parts["metrics"]), parts["info"])
+        state = _reset_finished(state.replace(info={**state.info, FIRST_STATE: parts["first"]}))
+        # A CPU has replaced the rows in place. On an accelerator that would copy all of them, and `end` does it once.
+        cached = noted.cached if on_accelerator() else parts["first"]
+        return state.replace(info={**state.info, FIRST_STATE: NotedRows(cached, rows)})
 
 
 def episode_entries(metrics: Mapping[str, PyTree], zeros: PyTree) -> dict[str, PyTree]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from brax import envs
 from brax.training import acting
+from lowering import on_accelerator
 from toys import step_alone
 
 from rlstable.config.guards import GuardsConfig
@@ -339,27 +340,30 @@ def test_pool_reset_draws_a_new_state_at_every_end_of_an_episode(guarded):
         assert_same(rows(state, before), rows(cached, before), TOLERANCE)
 
 
-def test_noted_rows_of_an_iteration_give_the_states_of_rows_cached_at_once() -> None:
+@pytest.mark.parametrize("from_pool", [False, True])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_noted_rows_of_an_iteration_give_the_states_of_rows_cached_at_once(platform, from_pool):
     """Also where an environment that went bad finishes again, from the row of the pool that it noted."""
-    for setting in (Setting("toy"), Setting("toy", from_pool=True)):
-        env, actions, start = vector(setting), faulty_actions(setting), first_states(setting.kind)
-        drawn, guards = pool_of(pool(setting.kind)), {name: guard.init() for name, guard in env.guards.items()}
+    setting = Setting("toy", from_pool=from_pool)
+    env, actions, start = vector(setting), faulty_actions(setting), first_states(setting.kind)
+    guards = {name: guard.init() for name, guard in env.guards.items()}
 
-        @jax.jit
-        def iteration(state: Any, actions: jax.Array, drawn: Any, env: VectorEnv = env, guards: Any = guards) -> Any:
-            def step(carry: Any, action: jax.Array) -> Any:
-                state, key = carry
-                key, next_key = jax.random.split(key)
-                state = env.step(state, action, drawn, key, guards).state
-                return (state, next_key), (state.obs, physics(state), state.metrics)
+    @jax.jit
+    def iteration(state: Any, actions: jax.Array, pool: Any) -> Any:
+        def step(carry: Any, action: jax.Array) -> Any:
+            state, key = carry
+            key, next_key = jax.random.split(key)
+            state = env.step(state, action, pool, key, guards).state
+            return (state, next_key), (state.obs, physics(state), state.metrics)
 
-            (state, _), seen = jax.lax.scan(step, (env.begin(state), jax.random.PRNGKey(3)), actions)
-            return env.end(state, drawn), seen
+        (state, _), seen = jax.lax.scan(step, (env.begin(state), jax.random.PRNGKey(3)), actions)
+        return env.end(state, pool), seen
 
-        expected = play(setting, actions).state
-        last, (obs, simulated, metrics) = iteration(start, actions, drawn)
-        assert_same((expected.obs, physics(expected), expected.metrics), (obs, simulated, metrics))
-        assert_same(rows(expected, -1), last)
+    expected = play(setting, actions).state
+    with on_accelerator(platform):
+        last, seen = iteration(start, actions, pool_of(pool(setting.kind)))
+    assert_same((expected.obs, physics(expected), expected.metrics), seen)
+    assert_same(rows(expected, -1), last)
 
 
 # --- evaluation
