@@ -16,10 +16,13 @@ _Train = Callable[[Sequence[str], int], list[Row]]
 
 
 def judge(rows: Sequence[Row], wanted: Mapping[str, Any]) -> bool:
-    """Returns whether the mean last return and the least handed over reach the thresholds; a missing one does not."""
+    """Returns whether the mean last return is in its interval or above, and the least handed over reaches its threshold.
+
+    A missing return does neither.
+    """
     last = np.array([row["returns"][-1] for row in rows], float)  # None becomes NaN
     given = np.array([row["handed_over"] for row in rows], float)
-    return bool(last.mean() >= wanted["mean"] and given.min() >= wanted["least"])
+    return bool(last.mean() >= wanted["mean"][0] and given.min() >= wanted["least"])
 
 
 def main(short: bool, train: _Train, about: Mapping[str, Any], out: Path, thresholds: Path = _THRESHOLDS) -> str | None:
@@ -33,7 +36,9 @@ def main(short: bool, train: _Train, about: Mapping[str, Any], out: Path, thresh
             last, given = [row["returns"][-1] for row in rows], [row["handed_over"] for row in rows]
             found[name] = {"last": last, "handed_over": given}
             missed += [] if judge(rows, wanted) else [name]
-            verdict = f"MISSED: {wanted['mean']:g}, {wanted['least']:g}" if name in missed else "reached"
+            low, high = wanted["mean"]
+            verdict = "above the interval: move it up" if np.array(last, float).mean() > high else "reached"
+            verdict = f"MISSED: {low:g}, {wanted['least']:g}" if name in missed else verdict
             print(f"{name:28} {_text(found[name])}; {verdict}", flush=True)
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     results.add(out, [{"day": day, "returns": found, "missed": missed, **about}])
