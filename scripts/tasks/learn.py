@@ -16,7 +16,7 @@ _Train = Callable[[Sequence[str], int], list[Row]]
 
 
 def judge(rows: Sequence[Row], wanted: Mapping[str, Any]) -> bool:
-    """Returns whether the mean last return is in its interval or above, and the least handed over reaches its threshold.
+    """Returns whether the mean last return is not below its interval and the least handed over reaches its threshold.
 
     A missing return does neither.
     """
