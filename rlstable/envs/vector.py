@@ -44,7 +44,7 @@ _NEVER_RESET = (FIRST_STATE, MODEL, _DONE_COUNT, *_EPISODE)
 class NotedRows:
     """The entry `FIRST_STATE` during an iteration: the cached first states, and rows of the pool to replace them by.
 
-    To replace them at once would copy the first states of all environments in every step.
+    An accelerator replaces them at the end of the iteration: at once it would copy all first states in every step.
     """
 
     cached: PackedRows
@@ -102,7 +102,8 @@ class VectorEnv:
         """Takes one action in every environment, `action_repeat` times, and resets finished and bad environments.
 
         The episode of a bad environment ends as a truncation with reward 0 and without a time-out bootstrap. All parts
-        of its next state come from the pool (`pool_of`), the cached first state included.
+        of its next state come from the pool (`pool_of`), at the iteration's end the cached first state, too. With a
+        pool the first state of an iteration is that of `begin`.
         """
         before = state.info
         state, ok, guard_state, incident = self.repeat_action(state, action, guard_state, incident, key)
@@ -185,9 +186,9 @@ class VectorEnv:
             totals[name] = jnp.where(new_episode, 0.0, totals[name]) + value
         return {"steps": steps, "truncation": truncation.astype(steps.dtype), "episode_metrics": totals}
 
-    def begin(self, state: EnvState) -> EnvState:
+    def begin(self, state: EnvState, pool: PackedRows | None) -> EnvState:
         """The states before the steps of an iteration: environments can note the row of the pool that they get."""
-        if not self.uses_pool:
+        if pool is None:
             return state
         rows = jnp.full(state.done.shape, -1, jnp.int32)
         return state.replace(info={**state.info, FIRST_STATE: NotedRows(state.info[FIRST_STATE], rows)})
@@ -249,12 +250,8 @@ def without_first_state(state: EnvState) -> EnvState:
 
 def pool_of(states: EnvState) -> PackedRows:
     """A pool of first states on the host, one row per environment, without shared leaves."""
-    return PackedRows.of(without_shared(_pool_parts(states)))
-
-
-def _pool_parts(state: EnvState) -> dict[str, PyTree]:
-    """The parts of a state that a pool holds: cached first state, metrics, and `_rest`."""
-    return {"first": state.info[FIRST_STATE], "info": _rest(state), "metrics": state.metrics}
+    parts = {"first": states.info[FIRST_STATE], "info": _rest(states), "metrics": states.metrics}
+    return PackedRows.of(without_shared(parts))
 
 
 def _rest(state: EnvState) -> EnvState:

@@ -20,7 +20,7 @@ def share(valid: Mask) -> jax.Array | None:
 
 
 def shares(valid: Mask, parts: jax.Array) -> jax.Array | None:
-    """The share of valid samples over all devices in each of several parts, `[parts]`; None without a mask.
+    """The share of valid samples over all devices in each of several parts, `[parts]`, may be 0; None without a mask.
 
     `parts` has each part's row numbers of the mask `[rows, T]`. One reduction for all parts is faster on a GPU, where
     XLA fuses the reduction of a single part with the gather of all its data.

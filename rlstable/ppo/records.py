@@ -70,7 +70,6 @@ class Minibatch(NamedTuple):
 
     Attributes:
         noise: Standard normal draws for the entropy estimate, `[T, B, A]`.
-        valid_share: Share of valid samples over all devices; None without a mask.
         advantage_std: Standard deviation that the advantages were divided by, one number, broadcast to `[T, B]`; None
             if the loss standardises advantages or they stay raw.
     """
@@ -79,14 +78,13 @@ class Minibatch(NamedTuple):
     targets: Targets | None
     reference: ActionMoments | None
     noise: jax.Array
-    valid_share: jax.Array | None = None
     advantage_std: jax.Array | None = None
 
     @classmethod
-    def of(cls, rows: Batch, key: jax.Array, valid_share: jax.Array | None) -> Minibatch:
+    def of(cls, rows: Batch, key: jax.Array) -> Minibatch:
         """Makes a minibatch of some rows of a batch, with noise from a random key."""
         collected, targets, reference = swap_axes(rows)
-        return cls(collected, targets, reference, jax.random.normal(key, collected.raw_action.shape), valid_share)
+        return cls(collected, targets, reference, jax.random.normal(key, collected.raw_action.shape))
 
 
 def swap_axes(samples: PyTree) -> PyTree:

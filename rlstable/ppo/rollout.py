@@ -43,7 +43,7 @@ class TrainingEnv(Protocol):
     def guards(self) -> Mapping[str, Guard]:
         """The env site's guards, by name."""
 
-    def begin(self, state: EnvState) -> EnvState:
+    def begin(self, state: EnvState, pool: PackedRows | None) -> EnvState:
         """The states before the steps of an iteration."""
 
     def step(
@@ -140,7 +140,11 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         last, memory = jax.tree.map(lambda x: x[None], (networks.select(running[0].obs), first))
         return (running, next_key), (Collected(**samples, bootstrap_observation=last, memory=memory), episodes)
 
-    running = (env.begin(state.env_state), initial_states(env.guards, state.guard_memory), state.incident)
+    running = (
+        env.begin(state.env_state, state.reset_pool),
+        initial_states(env.guards, state.guard_memory),
+        state.incident,
+    )
     ((env_state, guard_state, incident), _), (data, episodes) = jax.lax.scan(
         unroll, (running, key), None, length=ppo.rows // ppo.num_envs
     )

@@ -119,12 +119,12 @@ class SGD:
         # `jax.jit` makes `eval_shape` and the loop share one trace.
         traced_once = jax.jit(functools.partial(self.step, layout), inline=True)
 
-        def step(carry: SGDCarry, minibatch: Minibatch) -> tuple[SGDCarry, PackedDict]:
-            return traced_once(statistics, state.counters, carry, minibatch)
+        def step(carry: SGDCarry, minibatch: Minibatch, share: jax.Array | None) -> tuple[SGDCarry, PackedDict]:
+            return traced_once(statistics, state.counters, carry, minibatch, share)
 
         def metrics() -> PackedDict:  # only for the names and shapes of the sums
             share = None if batch.collected.valid is None else jnp.ones(())
-            return step(carry, Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key, share))[1]
+            return step(carry, Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key), share)[1]
 
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(metrics))
         carry = _with_sums(carry, sums)
@@ -145,7 +145,7 @@ class SGD:
         carry: SGDCarry,
         fallback: SGDState | None,
         batch: Batch,
-        step: Callable[[SGDCarry, Minibatch], tuple[SGDCarry, PackedDict]],
+        step: Callable[[SGDCarry, Minibatch, jax.Array | None], tuple[SGDCarry, PackedDict]],
     ) -> tuple[SGDCarry, SGDState | None]:
         """Shuffles this device's unrolls and takes one step per minibatch.
 
@@ -156,13 +156,13 @@ class SGD:
         order = jax.random.permutation(key_shuffle, batch.collected.log_prob.shape[0])
 
         def take_rows(
-            loop: tuple[SGDCarry, jax.Array], minibatch_of: tuple[jax.Array, jax.Array | None]
+            loop: tuple[SGDCarry, jax.Array], chosen: tuple[jax.Array, jax.Array | None]
         ) -> tuple[tuple[SGDCarry, jax.Array], None]:
-            (carry, key), (rows, valid_share) = loop, minibatch_of
+            (carry, key), (rows, share) = loop, chosen
             key, key_noise = jax.random.split(key)
-            minibatch = Minibatch.of(jax.tree.map(lambda x: x[rows], batch), key_noise, valid_share)
+            minibatch = Minibatch.of(jax.tree.map(lambda x: x[rows], batch), key_noise)
             sums = carry.progress.sums
-            carry, metrics = step(_with_sums(carry, _NO_SUMS), minibatch)
+            carry, metrics = step(_with_sums(carry, _NO_SUMS), minibatch, share)
             return (_with_sums(carry, dataclasses.replace(sums, whole=sums.whole + metrics.whole)), key), None
 
         # Shuffling row numbers instead of data avoids a second copy of the batch.
@@ -179,15 +179,18 @@ class SGD:
         counters: Counters,
         carry: SGDCarry,
         minibatch: Minibatch,
+        share: jax.Array | None,
     ) -> tuple[SGDCarry, PackedDict]:
         """Computes a candidate update, and applies it unless a guard or the KL limiter rejects it.
+
+        `share` is that of valid samples over all devices and may be 0; None without a mask.
 
         Returns:
             The next carry, with the same sums, and the metrics of the minibatch; zeros if the update is rejected,
             because its metrics may be NaN.
         """
         progress = carry.progress
-        proposal = self._propose(layout, statistics, counters, carry, minibatch)
+        proposal = self._propose(layout, statistics, counters, carry, minibatch, share)
         candidate, metrics, judged = proposal.candidate, proposal.metrics, proposal.judged
         context = UpdateContext(
             (candidate.params, candidate.opt_state),
@@ -217,12 +220,12 @@ class SGD:
         counters: Counters,
         carry: SGDCarry,
         minibatch: Minibatch,
+        share: jax.Array | None,
     ) -> _Proposal:
-        tuning, before, share = carry.tuning, carry.progress, minibatch.valid_share
-        params, usable = layout.split(before.params), True if share is None else share > 0
-        if share is not None:
-            share = jnp.where(usable, share, 1.0)  # a safe divisor
-        gradients, metrics = self.gradient(params, statistics, minibatch, share, tuning)
+        tuning, before, params = carry.tuning, carry.progress, layout.split(carry.progress.params)
+        usable: Mask = True if share is None else share > 0
+        divisor = None if share is None else jnp.where(usable, share, 1.0)
+        gradients, metrics = self.gradient(params, statistics, minibatch, divisor, tuning)
         if self.optimizer.separate_rates:
             # While the policy is held, Adam's moments must not accumulate gradients: the first step after the hold
             # would be too long.

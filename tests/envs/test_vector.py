@@ -356,7 +356,7 @@ def test_noted_rows_of_an_iteration_give_the_states_of_rows_cached_at_once(platf
             state = env.step(state, action, pool, key, guards).state
             return (state, next_key), (state.obs, physics(state), state.metrics)
 
-        (state, _), seen = jax.lax.scan(step, (env.begin(state), jax.random.PRNGKey(3)), actions)
+        (state, _), seen = jax.lax.scan(step, (env.begin(state, pool), jax.random.PRNGKey(3)), actions)
         return env.end(state, pool), seen
 
     expected = play(setting, actions).state

@@ -129,7 +129,7 @@ def steps():
     layout = dataclasses.replace(ParamFlattener.of(params), joined=False)
 
     def step(learning):
-        return sgd.step(layout, statistics, counters, learning, minibatch)
+        return sgd.step(layout, statistics, counters, learning, minibatch, None)
 
     program = sharding.over_devices(step, mesh(), R, R)
     none = jnp.int32(0)

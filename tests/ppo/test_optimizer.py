@@ -266,7 +266,7 @@ def stepping():
     layout = dataclasses.replace(ParamFlattener.of(params), joined=False)
 
     def step(learning, data):
-        return sgd.step(layout, statistics, counters, learning, minibatch_of(data, noise))[0]
+        return sgd.step(layout, statistics, counters, learning, minibatch_of(data, noise), None)[0]
 
     guard_state = {name: guard.init() for name, guard in ppo.update_guards.items()}
     progress = SGDState(params, ppo.optimizer.init(params), PackedDict.of({}), jnp.int32(0))
