@@ -15,7 +15,7 @@ PACKAGE = {
     "render": 1070, "replay": 480, "report": 1430, "robot": 2945, "runner": 3415, "supervise": 2090,
 }  # fmt: skip
 OTHERS = {"scripts": 3230, "tests": 29_442}
-DOCS = 4940  # lines of Markdown
+DOCS = 4945  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:

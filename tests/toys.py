@@ -321,6 +321,6 @@ def _collected(networks: Networks, params: Any, statistics: Any, observation: An
 
 
 def step_alone(env: VectorEnv, state: Any, action: jax.Array, pool: Any, key: jax.Array, guards: Any) -> Any:
-    """A step of a vectorised environment as an iteration of its own, so noted rows of the pool are cached at once."""
+    """Steps a vectorised environment in an iteration of one step, so noted rows of the pool are cached at once."""
     step = env.step(env.begin(state, pool), action, pool, key, guards)
     return step._replace(state=env.end(step.state, pool))

@@ -21,7 +21,7 @@ def loss_metrics(
 ) -> dict[str, jax.Array]:
     """Metrics of this device's part of a minibatch `[T, B]`, to average over minibatches and devices.
 
-    `valid_share` is that of the whole minibatch, a divisor above 0; None without a mask.
+    `valid_share` is the share of valid samples in the whole minibatch, a divisor above 0; None without a mask.
     """
     distribution, data = terms.distribution, minibatch.collected
 

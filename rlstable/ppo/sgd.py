@@ -183,7 +183,7 @@ class SGD:
     ) -> tuple[SGDCarry, PackedDict]:
         """Computes a candidate update, and applies it unless a guard or the KL limiter rejects it.
 
-        `share` is that of valid samples over all devices and may be 0; None without a mask.
+        `share` is the share of valid samples over all devices and may be 0; None without a mask.
 
         Returns:
             The next carry, with the same sums, and the metrics of the minibatch; zeros if the update is rejected,
