@@ -118,6 +118,7 @@ def _row(folder: Path) -> Row:
         "steps": [row["step"] for row in evaluated],
         "returns": [row["eval/episode_reward"] for row in evaluated],
         "handed_over": result["return"],
+        "last_again": result.get("fallen_return", result.get("confirmed_last_return")),
         "stop_reason": result["stop_reason"],
         "rollbacks": len(results.matching(results.read(folder / "events.jsonl"), kind="rolled_back")),
         "trips": results.trips(metrics[-1]),

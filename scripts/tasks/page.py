@@ -81,12 +81,15 @@ def falls(curves: Sequence[np.ndarray]) -> tuple[int, int]:
 def lost(own: Sequence[Row]) -> int:
     """Returns how many seeds end below `KEPT` of the policy that they hand over, and learned something.
 
-    That policy is evaluated again in fresh episodes. The highest of 20 evaluations is partly luck, so more seeds end
-    below `KEPT` of it.
+    Both policies are evaluated in the same fresh episodes; older rows have the last evaluation of the last policy. The
+    highest of 20 evaluations is partly luck, so more seeds end below `KEPT` of it.
     """
-    curves = [curve(row) for row in own]
-    pairs = zip(curves, own, stuck(curves), strict=True)
-    return sum(kept(values, row["handed_over"])[-1] < KEPT for values, row, idle in pairs if not idle)
+    found = 0
+    for row, idle in zip(own, stuck([curve(row) for row in own]), strict=True):
+        values, again = curve(row), row.get("last_again")
+        values[-1] = values[-1] if again is None else again
+        found += not idle and kept(values, row["handed_over"])[-1] < KEPT
+    return found
 
 
 def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> list[str]:

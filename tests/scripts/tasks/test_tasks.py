@@ -107,6 +107,8 @@ def test_last_return_is_compared_with_the_policy_handed_over_not_with_the_luckie
     negative = [row(seed, [-300.0, -100.0, last], handed_over=-100.0) for seed, last in enumerate((-139.0, -141.0))]
     assert page.lost(negative) == 1  # 200 was gained, of which 160 must stay
     assert page.lost([row(0, [0.0, 100.0]), row(1, [0.0, 0.0], handed_over=9.0)]) == 0  # learned nothing, lost nothing
+    unlucky, again = row(0, [0.0, 130.0, 75.0], handed_over=100.0), row(1, [0.0, 130.0, 95.0], handed_over=100.0)
+    assert page.lost([{**unlucky, "last_again": 85.0}, {**again, "last_again": 75.0}]) == 1
 
 
 def test_evaluation_without_a_finite_return_counts_as_the_lowest_one():
