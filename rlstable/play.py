@@ -225,7 +225,8 @@ class Loop:
             if ending["term"] == "fallen":
                 ends.append(not self.data.xmat[self.root, 8] >= math.cos(math.radians(ending["parameters"]["angle"])))
             elif ending["term"] == "too_low":
-                ends.append(not self.height >= ending["parameters"]["share"] * self.contract["default_height"])
+                home = self.contract["default_height"]
+                ends.append(not self.height >= home - (1 - ending["parameters"]["share"]) * abs(home))
         return any(ends) if ends else None
 
     @property
@@ -336,7 +337,7 @@ def _found(elements: Iterable[Any], kind: str, name: str) -> Any:
     for element in elements:
         if (element.name or f"{kind}{element.id}") == name:
             return element
-    raise Refused(f"the model has no {kind} {name!r}, which the policy needs")
+    raise Refused(f"the model has no {kind} {name!r}, which the policy needs; robot.mjb, which export writes, has it")
 
 
 def _parsed(text: str) -> Any:

@@ -178,6 +178,8 @@ def _one_line(model: type[Section], error: pydantic.ValidationError) -> str:
         message = "is missing; set it"
     elif first["type"] == "extra_forbidden":
         message = "unknown key" + _suggest(model, path)
+    elif first["type"] == "tuple_type":
+        message = f"must be a list, [a, b], got {first['input']!r}"
     else:
         message = first["msg"][0].lower() + first["msg"][1:] + f", got {first['input']!r}"
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""

@@ -126,7 +126,7 @@ def _task(robot: Robot, task: TaskConfig) -> dict[str, str]:
         "home": f"{home}, with env.task.home" if task.home else home,
         "root body": f"{model.body(robot.root).name}, {robot.home_height:.3g} m above the floor, moved by {moves}",
         "floor": f"height {robot.floor:.3g} m{', added' if added else ''}" if planes else "none",
-        "feet": ", ".join(_foot(model, foot) for foot in build.feet(model, robot.home)) or "none",
+        "feet": ", ".join(_foot(model, foot) for foot in build.feet(model, robot.home, robot.root)) or "none",
         "reaching site": _reaching(robot),
         "actions": f"{len(robot.actuators)}, each for {robot.control_dt:g} s ({robot.substeps} time steps)",
     }
@@ -173,7 +173,7 @@ def _floor(robot: Robot) -> Iterator[Finding]:
         advice = "env.task.floor=auto, or a plane in the model"
         yield Finding("warning", "floor", (), "there is no floor, and the robot falls for ever", advice)
         return
-    data, geoms = geometry.in_pose(robot.model, robot.home), geometry.colliding(robot.model)
+    data, geoms = geometry.in_pose(robot.model, robot.home), geometry.colliding(robot.model, robot.root)
     gap = min((geometry.lowest(robot.model, data, geom) for geom in geoms), default=robot.floor) - robot.floor
     if gap > _FLOATS:
         what = f"the robot is {gap:.3g} m above the floor at home, and falls"
@@ -191,7 +191,7 @@ def _control_ranges(robot: Robot) -> Iterator[Finding]:
     ]
     if free:
         what = "no control range, so that the task takes controls of -1 to 1 for half of it"
-        advice = "ctrlrange of the actuator, as in the motor's data sheet"
+        advice = "ctrlrange of the actuator, as in the data sheet; or for wheels env.task.actions.scale.velocity"
         yield Finding("warning", "control range", tuple(one.name for one in free), what, advice)
 
 

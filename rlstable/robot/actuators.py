@@ -49,8 +49,13 @@ def _moves_one_joint(model: mujoco.MjModel, actuator: int) -> bool:
 
 
 def add_motors(spec: mujoco.MjSpec) -> None:
-    """A motor for every hinge and slide of a model without actuators, with the joint's force limit, as in a URDF."""
-    for i, joint in enumerate(joint for joint in spec.joints if joint.type in _MOVABLE):
+    """A motor for every hinge and slide of a model without actuators, with the joint's force limit, as in a URDF.
+
+    A joint that an equality couples to another one, as a URDF's `mimic`, gets none.
+    """
+    coupled = {x.name1 for x in spec.equalities if x.type == mujoco.mjtEq.mjEQ_JOINT and x.name2}
+    free = (joint for joint in spec.joints if joint.type in _MOVABLE and joint.name not in coupled)
+    for i, joint in enumerate(free):
         joint.name = joint.name or f"joint{i}"
         limit = float(np.abs(joint.actfrcrange).max())
         if limit == 0.0:
@@ -111,6 +116,6 @@ def _set_kind(
         actuator.ctrllimited = int(model.jnt_limited[joint])
     else:
         actuator.set_to_velocity(kv=gain)
-        actuator.ctrllimited = 0
+        actuator.ctrllimited = int(kind_of(model, i) == "velocity" and model.actuator_ctrllimited[i])
     actuator.forcerange[:] = [-torque, torque]
     actuator.forcelimited = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import mujoco
 import numpy as np
@@ -65,10 +65,11 @@ def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
     addresses = {str(model.joint(j).name): int(model.jnt_qposadr[j]) for j in single}
     for name, position in by_joint("env.task.home", task.home, addresses).items():
         qpos[addresses[name]] = position
-    free, planes = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE), geometry.floors(model)
-    if free.size and planes:
+    root, planes = root_body(model, task.root), geometry.floors(model)
+    free = [j for j in np.flatnonzero(model.jnt_bodyid == root) if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE]
+    if free and planes:
         data = geometry.in_pose(model, qpos)
-        bottom = min((geometry.lowest(model, data, geom) for geom in geometry.colliding(model)), default=0.0)
+        bottom = min((geometry.lowest(model, data, geom) for geom in geometry.colliding(model, root)), default=0.0)
         qpos[model.jnt_qposadr[free[0]] + 2] += float(data.geom_xpos[planes[0], 2]) - bottom
     return qpos
 
@@ -89,9 +90,9 @@ def root_body(model: mujoco.MjModel, name: str | None) -> int:
     return int(model.jnt_bodyid[(free or own)[0]])
 
 
-def feet(model: mujoco.MjModel, qpos: np.ndarray) -> list[list[int]]:
+def feet(model: mujoco.MjModel, qpos: np.ndarray, root: int) -> list[list[int]]:
     """Geoms of each foot: those of a limb's last body that are hardly higher at home than the robot's lowest point."""
-    data, geoms = geometry.in_pose(model, qpos), geometry.colliding(model)
+    data, geoms = geometry.in_pose(model, qpos), geometry.colliding(model, root)
     heights = {geom: geometry.lowest(model, data, geom) for geom in geoms}
     if not heights:
         return []
@@ -111,19 +112,21 @@ def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collecti
             _free(spec)
         if not spec.actuators and task.actions.control != "auto":
             actuators.add_motors(spec)
+        sizes = [(key.name, len(key.qpos), len(key.ctrl)) for key in spec.keys]  # compiling fills up short ones
         model = compiled(spec, path)
+        _check_keyframes(model, sizes, path)
         qpos, root = home_position(model, task), root_body(model, task.root)
         bodies, geoms = ({x.id: x for x in elements} for elements in (spec.bodies, spec.geoms))  # before additions
         floating = bool((model.jnt_type == mujoco.mjtJoint.mjJNT_FREE).any())
         if task.floor == "always" or (task.floor == "auto" and floating and not geometry.floors(model)):
-            _add_floor(spec, model, qpos)
+            _add_floor(spec, model, qpos, root)
         actuators.convert(spec, model, task.actions)
         site = bodies[root].add_site(name=ROOT_SITE)
         for name, kind in _ROOT_SENSORS.items():
             if name != ACCELERATION or ("accelerometer" in needs and not (model.sensor_type == kind).any()):
                 spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=site.name)
         touched = {g for name in touching for g in geoms_of(model, name)}
-        for geom in sorted(touched.union(*(feet(model, qpos) if "feet" in needs else ()))):
+        for geom in sorted(touched.union(*(feet(model, qpos, root) if "feet" in needs else ()))):
             _add_contact_sensor(spec, geoms[geom], geom_name(model, geom))
         return compiled(spec, path)
 
@@ -139,6 +142,17 @@ def _check_ranges(spec: mujoco.MjSpec, path: str) -> None:
                 f"env.xml: {path}: {key} of {kind} {name or 'without a name'} is reversed, [{low:g}, {high:g}]; write "
                 "the lower number first"
             )
+
+
+def _check_keyframes(model: mujoco.MjModel, sizes: Sequence[tuple[str, int, int]], path: str) -> None:
+    """Raises a ConfigError for a keyframe with too few numbers, which MuJoCo fills up at the end."""
+    for name, *given in sizes:
+        for kind, size, needed in zip(("qpos", "ctrl"), given, (model.nq, model.nu), strict=True):
+            if size not in (0, needed):
+                raise ConfigError(
+                    f"env.xml: {path}: {kind} of keyframe {name or 'without a name'} has {size} numbers, and the model "
+                    f"has {needed}; a free joint has 7 in qpos, also the one of env.task.free_base"
+                )
 
 
 def _free(spec: mujoco.MjSpec) -> None:
@@ -166,10 +180,10 @@ def geom_name(model: mujoco.MjModel, geom: int) -> str:
     return str(model.geom(geom).name) or f"geom{geom}"
 
 
-def _add_floor(spec: mujoco.MjSpec, model: mujoco.MjModel, qpos: np.ndarray) -> None:
+def _add_floor(spec: mujoco.MjSpec, model: mujoco.MjModel, qpos: np.ndarray, root: int) -> None:
     """A plane under the lowest point of the robot at home."""
     data = geometry.in_pose(model, qpos)
-    height = min((geometry.lowest(model, data, geom) for geom in geometry.colliding(model)), default=0.0)
+    height = min((geometry.lowest(model, data, geom) for geom in geometry.colliding(model, root)), default=0.0)
     every = 2**31 - 1  # collides with every geom that collides with anything
     spec.worldbody.add_geom(
         name=FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.05], pos=[0, 0, height], contype=every,

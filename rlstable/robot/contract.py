@@ -36,15 +36,13 @@ _SENSOR_OF = {
 def contract(env: RobotEnv) -> Entry:
     """The contract of the policies of an environment."""
     robot, task = env.robot, env.task
-    servos = {actuator.joint: actuator for actuator in robot.actuators if actuator.joint}
-    gains = [servos.get(joint.name) for joint in robot.joints]
     parts = env.policy_parts
     key = build.keyframe(robot.model, task.keyframe)
     return {
         "joint_names": [joint.name for joint in robot.joints],
         "default_joint_pos": [joint.home for joint in robot.joints],
-        "joint_stiffness": [0.0 if servo is None else servo.stiffness for servo in gains],
-        "joint_damping": [0.0 if servo is None else servo.damping for servo in gains],
+        "joint_stiffness": [_gain(robot, joint.name, "stiffness") for joint in robot.joints],
+        "joint_damping": [_gain(robot, joint.name, "damping") for joint in robot.joints],
         "action_scale": _shortest(actions.scales(robot, task.actions)),
         "observation_names": [part.name for part in parts],
         "command_names": sorted(task.commands),
@@ -69,6 +67,13 @@ def contract(env: RobotEnv) -> Entry:
         "model_hash": hashlib.sha256(binary(robot.model)).hexdigest(),
         "model_additions": _additions(robot, task),
     }
+
+
+def _gain(robot: Robot, joint: str, kind: str) -> float:
+    """A gain of a joint: the sum of its actuators' gains, in units of the joint."""
+    squares = robot.model.actuator_gear[:, 0] ** 2
+    own = [i for i, actuator in enumerate(robot.actuators) if joint and actuator.joint == joint]
+    return float(sum(squares[i] * getattr(robot.actuators[i], kind) for i in own))
 
 
 def binary(model: mujoco.MjModel) -> bytes:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import Field
 
+from rlstable.config import ConfigError
 from rlstable.config.schema import Finite, Positive
 from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
@@ -19,12 +20,19 @@ Degrees = Annotated[Finite, Field(gt=0, le=180)]
 
 def fallen(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, angle: Degrees = 60.0) -> jax.Array:
     """The root body leans by more than `angle` degrees."""
+    if robot.lean >= angle:
+        name = robot.model.body(robot.root).name
+        raise ConfigError(
+            f"angle: the root body {name} leans by {robot.lean:.0f} degrees at home already; turn the frame of this "
+            "body until its z axis points up, name another body, env.task.root, or set the ending to null"
+        )
     return ~(robot.rotation(data)[2, 2] >= math.cos(math.radians(angle)))
 
 
 def too_low(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, share: Positive = 0.5) -> jax.Array:
     """The root body is below this share of its height at home."""
-    return ~(robot.height(data) >= share * robot.home_height)
+    robot.check_height("share")
+    return ~(robot.height(data) >= robot.home_height - (1 - share) * abs(robot.home_height))
 
 
 def contact(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, geoms: tuple[str, ...]) -> jax.Array:

@@ -28,7 +28,11 @@ _S = np.diag(VECTOR.sign)
 
 Samples = list[tuple[Any, Any]]
 
-_JOINT_FACTS = {"stiffness": "jnt_stiffness"}
+_JOINT_FACTS = {
+    "stiffness": "jnt_stiffness", "margin": "jnt_margin", "solref of the limit": "jnt_solref",
+    "solimp of the limit": "jnt_solimp",
+}  # fmt: skip
+_GEOM_FACTS = ("geom_friction", "geom_condim", "geom_priority", "geom_margin", "geom_solref", "geom_solimp")
 _DOF_FACTS = {"armature": "dof_armature", "damping": "dof_damping", "friction loss": "dof_frictionloss"}
 _ROUND = (mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_CYLINDER)
 _TURNED = (*_ROUND, mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_ELLIPSOID)
@@ -162,7 +166,7 @@ class RobotMirror:
         return (
             float(np.linalg.norm(data.geom_xpos[other] - target)) <= _SHARE * self._size
             and np.allclose(model.geom_size[geom], model.geom_size[other], atol=_SHARE * self._size)
-            and np.allclose(model.geom_friction[geom], model.geom_friction[other], rtol=_SHARE)
+            and all(np.allclose(x[geom], x[other], rtol=_SHARE) for x in (getattr(model, key) for key in _GEOM_FACTS))
             and (kind not in _TURNED or np.allclose(axes, np.eye(len(axes)), atol=0.1))
         )
 
@@ -210,7 +214,9 @@ class RobotMirror:
         spring = model.qpos_spring[place] - self.robot.home[place] if np.any(model.jnt_stiffness[joint]) else 0.0
         facts = {name: getattr(model, field)[joint] for name, field in _JOINT_FACTS.items()}
         facts |= {name: getattr(model, field)[dof] for name, field in _DOF_FACTS.items()}
-        return {**facts, "range": np.sort(sign * limits), "rest of the spring": sign * spring}
+        forces = model.jnt_actfrcrange[joint] if model.jnt_actfrclimited[joint] else np.zeros(2)
+        facts |= {"range": np.sort(sign * limits), "force range": np.sort(sign * forces)}
+        return {**facts, "rest of the spring": sign * spring}
 
     def _of_state(self, signs: np.ndarray) -> tuple[Reflection, Reflection]:
         """The reflections of positions and of velocities."""

@@ -60,6 +60,7 @@ def height(
     robot: Robot, data: Any, memory: Memory, action: jax.Array, *, share: Positive = 1.0, width: Positive = 0.25
 ) -> jax.Array:
     """1 if the root body is at `share` of its height at home; `width` of the bell is a share of that height too."""
+    robot.check_height("share")
     target = share * robot.home_height
     return jnp.exp(-jnp.square((robot.height(data) - target) / (width * max(abs(robot.home_height), 1e-3))))
 
@@ -67,7 +68,7 @@ def height(
 def raised(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """Height of the centre of mass: 1 at the highest pose of the joints, 0 at the lowest."""
     low, high = robot.mass_heights
-    return jnp.clip((data.subtree_com[0, 2] - low) / max(high - low, 1e-6), 0.0, 1.0)
+    return jnp.clip((data.subtree_com[robot.tree, 2] - low) / max(high - low, 1e-6), 0.0, 1.0)
 
 
 def alive(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:

@@ -92,7 +92,7 @@ def test_curriculum_survives_the_configuration_of_a_run_folder() -> None:
     [
         ("[[0, 0.2], [1, -0.5], 10]", "[1, -0.5] is reversed; write the lower number first: [-0.5, 1]"),
         ("[[0, 0.2], [0, 1], 0]", "steps: input should be greater than 0, got 0"),
-        ("[0, 1, 10]", "input should be a valid tuple, got 0"),
+        ("[0, 1, 10]", "must be a list, [a, b], got 0"),
     ],
 )
 def test_mistake_in_a_curriculum_is_one_line_with_the_key(value: str, message: str) -> None:

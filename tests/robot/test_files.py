@@ -64,6 +64,14 @@ def test_urdf_gets_a_servo_for_every_joint_with_the_efforts_limit() -> None:
     assert not found.moves and not found.floating
 
 
+def test_joint_that_mimics_another_gets_no_actuator(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    text = path.read_text()
+    at = text.index("</joint>", text.index('<joint name="right_hip"'))
+    path.write_text(text[:at] + '<mimic joint="left_hip" multiplier="1"/>' + text[at:])
+    assert [one.name for one in robot(path, *SERVOS).actuators] == ["left_hip"]
+
+
 def test_urdf_with_a_free_base_walks_on_a_floor_below_its_feet() -> None:
     found = robot(URDF, *SERVOS, "env.task.free_base=true")
     assert found.floating and found.model.body(found.root).name == "base"

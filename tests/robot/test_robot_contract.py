@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,22 @@ def test_keys_of_mjlab_are_in_the_order_of_the_joints() -> None:
     names = ["joint_positions", "joint_velocities", "projected_gravity", "gyro", "last_action", "command"]
     assert found["observation_names"] == names
     assert [entry["size"] for entry in found["observations"]] == [12, 12, 3, 3, 12, 3]
+
+
+def test_gains_of_a_joint_are_those_of_all_its_servos_times_the_square_of_the_gear(tmp_path: Path) -> None:
+    text = (MODELS / "arm.xml").read_text()
+    servos = (
+        '<position joint="{0}" kp="2" kv="0.1" gear="10"/><velocity joint="{0}" kv="3"/>',
+        '<position joint="{1}" kp="40" kv="1"/>',
+    )
+    joints = re.findall('<joint name="([^"]*)"', text)
+    new = "".join(servos).format(*joints)
+    (tmp_path / "robot.xml").write_text(
+        re.sub("<actuator>.*</actuator>", f"<actuator>{new}</actuator>", text, flags=16)
+    )
+    found = contract(environment("robot_reach", str(tmp_path / "robot")))
+    assert found["joint_stiffness"][:2] == pytest.approx([200.0, 40.0])
+    assert found["joint_damping"][:2] == pytest.approx([13.0, 1.0])
 
 
 def test_time_home_and_action_are_complete() -> None:

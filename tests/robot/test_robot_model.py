@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import brax
@@ -120,6 +121,60 @@ def test_joints_are_all_but_the_unactuated_ones_of_the_root() -> None:
     assert robot("hopper").moves and not robot("arm").moves
 
 
+LINK = '<geom type="capsule" fromto="0 0 0 0 0 -1" size=".05"/>'
+ACROBOT = f"""<mujoco><worldbody>
+  <body name="upper" pos="0 0 2"><joint name="shoulder" axis="0 1 0"/>{LINK}
+  <body name="lower" pos="0 0 -1"><joint name="elbow" axis="0 1 0"/>{LINK}</body></body></worldbody>
+  <actuator><motor joint="elbow" ctrlrange="-5 5"/></actuator></mujoco>"""
+
+
+def test_undriven_joint_of_a_fixed_root_is_a_joint_of_the_robot(tmp_path: Path) -> None:
+    found = Robot(str(saved(tmp_path, ACROBOT)), config("robot_swingup", str(tmp_path / "robot")).env.task)
+    assert [joint.name for joint in found.joints] == ["shoulder", "elbow"] and found.base_joints == []
+    # Both links hang: their centres of mass are 0.5 and 1.5 m below the shoulder. Upright they are as far above.
+    np.testing.assert_allclose(found.mass_heights, [1.0, 3.0], atol=0.02)
+
+
+def with_a_ball(first: bool) -> str:
+    text = text_of("quadruped")
+    ball = '<body name="ball" pos="5 0 0.1"><freejoint/><geom size="0.1" mass="3"/></body>'
+    qpos = re.findall(r'key name="home"[^>]*qpos="([^"]*)"', text)[0]
+    at = "5 0 0.1 1 0 0 0"
+    text = text.replace(qpos, f"{at} {qpos}" if first else f"{qpos} {at}")
+    place = '<body name="trunk"' if first else "</worldbody>"
+    return text.replace(place, ball + place, 1)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_loose_ball_is_no_part_of_the_robot(first: bool, tmp_path: Path) -> None:
+    task = config("robot_velocity", str(tmp_path / "robot")).env.task
+    found = Robot(str(saved(tmp_path, with_a_ball(first))), task, needs={"feet"})
+    alone = robot("quadruped", "feet")
+    assert [found.model.geom(geom).name for (geom,) in found.feet] == FEET
+    assert (found.radius, found.weight) == pytest.approx((alone.radius, alone.weight))
+    assert found.model.body(found.root).name == "trunk"
+
+
+def test_home_of_the_task_moves_the_robot_to_the_floor_and_not_the_ball(tmp_path: Path) -> None:
+    floor = '<geom name="ground" type="plane" size="0 0 1"/><body name="ball"'
+    saved(tmp_path, with_a_ball(first=True).replace('<body name="ball"', floor))
+    task = config("robot_velocity", str(tmp_path / "robot"), "env.task.home={*_knee: -2.3}").env.task
+    found = Robot(str(tmp_path / "robot.xml"), task)
+    data = geometry.in_pose(found.model, found.home)
+    lowest = min(geometry.lowest(found.model, data, geom) for geom in geometry.colliding(found.model, found.root))
+    assert found.home[2] == 0.1 and lowest == pytest.approx(0.0, abs=1e-9)
+
+
+def test_home_of_a_tendons_servo_is_the_tendons_length_at_home(tmp_path: Path) -> None:
+    tendon = '<tendon><fixed name="cable"><joint joint="elbow" coef="2"/></fixed></tendon>'
+    servo = (
+        '<actuator><position tendon="cable" kp="10"/></actuator><keyframe><key name="home" qpos="0 0.3"/></keyframe>'
+    )
+    text = ACROBOT.replace('<actuator><motor joint="elbow" ctrlrange="-5 5"/></actuator>', tendon + servo)
+    found = Robot(str(saved(tmp_path, text)), config("robot_swingup", str(tmp_path / "robot")).env.task)
+    assert [actuator.home for actuator in found.actuators] == pytest.approx([0.6])
+
+
 def test_floor_is_added_under_the_feet_where_a_free_robot_has_none() -> None:
     quadruped = robot("quadruped").model
     assert quadruped.geom("rlstable_floor").type == mujoco.mjtGeom.mjGEOM_PLANE
@@ -170,6 +225,20 @@ def test_wrong_gain_is_one_line(gain: str, message: str) -> None:
 # --- what is missing
 
 
+def test_velocity_servo_keeps_its_control_range_with_another_gain(tmp_path: Path) -> None:
+    servo = '<velocity joint="elbow" kv="1" ctrlrange="-12 12"/>'
+    text = ACROBOT.replace('<motor joint="elbow" ctrlrange="-5 5"/>', servo)
+    words = ("env.task.actions.control=velocity", "env.task.actions.damping=3")
+    found = Robot(str(saved(tmp_path, text)), config("robot_swingup", str(tmp_path / "robot"), *words).env.task)
+    (wheel,) = found.actuators
+    assert (wheel.damping, wheel.half_range, wheel.low, wheel.high) == (3.0, 12.0, -12.0, 12.0)
+
+
+def test_reset_to_no_keyframe_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"env\.task\.reset\.keyframes\.names: .* at least 1 item"):
+        environment("robot", "quadruped", "env.task.reset.home=null", "+env.task.reset.keyframes={names: []}")
+
+
 def test_model_without_an_actuator_is_one_line(tmp_path: Path) -> None:
     text = text_of("cart_pole")
     path = saved(tmp_path, text[: text.index("<actuator>")] + "</mujoco>")
@@ -195,6 +264,36 @@ def test_keyframe_of_the_wrong_size_is_one_line(tmp_path: Path) -> None:
     text = text_of("arm").replace("</mujoco>", '<keyframe><key name="home" qpos="0 0 0"/></keyframe></mujoco>')
     error = mistake("robot_reach", saved(tmp_path, text))
     assert error.startswith("env.xml: ") and "qpos" in error
+
+
+@pytest.mark.parametrize(("key", "message"), [
+    ('qpos="0.1"', "qpos of keyframe home has 1 numbers, and the model has 2"),
+    ('qpos="0.1 0.2" ctrl="1"', "ctrl of keyframe home has 1 numbers, and the model has 2"),
+])  # fmt: skip
+def test_keyframe_with_too_few_numbers_is_one_line(key: str, message: str, tmp_path: Path) -> None:
+    both = '<actuator><motor joint="elbow"/><motor joint="shoulder"/></actuator>'
+    text = re.sub("<actuator>.*</actuator>", f'{both}<keyframe><key name="home" {key}/></keyframe>', ACROBOT)
+    assert message in mistake("robot_swingup", saved(tmp_path, text))
+
+
+def test_keyframe_without_the_free_joint_of_the_task_is_one_line(tmp_path: Path) -> None:
+    text = ACROBOT.replace('<joint name="shoulder" axis="0 1 0"/>', "")
+    text = text.replace("</mujoco>", '<keyframe><key name="home" qpos="0.1"/></keyframe></mujoco>')
+    found = mistake("robot_velocity", saved(tmp_path, text), "env.task.free_base=true")
+    assert "qpos of keyframe home has 1 numbers, and the model has 8" in found and "env.task.free_base" in found
+
+
+def test_root_body_that_leans_at_home_as_far_as_the_ending_is_one_line(tmp_path: Path) -> None:
+    found = mistake("robot_stand", saved(tmp_path, ACROBOT.replace('pos="0 0 2"', 'pos="0 0 2" euler="180 0 0"')))
+    assert found.startswith("env.task.endings.fallen.angle: the root body upper leans by 180 degrees at home already")
+
+
+def test_root_body_on_the_floor_is_one_line(tmp_path: Path) -> None:
+    base = '<body name="base_footprint"><freejoint/><geom size=".1" pos="0 0 .1"/><body name="upper" pos="0 0 .1">'
+    text = ACROBOT.replace('<body name="upper" pos="0 0 2">', base).replace("</worldbody>", "</body></worldbody>")
+    text = text.replace("0 0 0 0 0 -1", "0 0 0 0 0 1").replace('pos="0 0 -1"', 'pos="0 0 1"')
+    found = mistake("robot_stand", saved(tmp_path, text))
+    assert "share: the root body base_footprint is 0 m above the floor at home" in found
 
 
 def test_keyframe_with_a_nan_is_refused_by_name(tmp_path: Path) -> None:
