@@ -173,7 +173,8 @@ def _floor(robot: Robot) -> Iterator[Finding]:
         advice = "env.task.floor=auto, or a plane in the model"
         yield Finding("warning", "floor", (), "there is no floor, and the robot falls for ever", advice)
         return
-    data, geoms = geometry.in_pose(robot.model, robot.home), geometry.colliding(robot.model, robot.root)
+    data = geometry.in_pose(robot.model, robot.home)
+    geoms = geometry.colliding(robot.model, build.own_bodies(robot.model, robot.root))
     gap = min((geometry.lowest(robot.model, data, geom) for geom in geoms), default=robot.floor) - robot.floor
     if gap > _FLOATS:
         what = f"the robot is {gap:.3g} m above the floor at home, and falls"

@@ -53,7 +53,7 @@ def add_motors(spec: mujoco.MjSpec) -> None:
 
     A joint that an equality couples to another one, as a URDF's `mimic`, gets none.
     """
-    coupled = {x.name1 for x in spec.equalities if x.type == mujoco.mjtEq.mjEQ_JOINT and x.name2}
+    coupled = {x.name1 for x in spec.equalities if x.type == mujoco.mjtEq.mjEQ_JOINT and x.name2 and x.active}
     free = (joint for joint in spec.joints if joint.type in _MOVABLE and joint.name not in coupled)
     for i, joint in enumerate(free):
         joint.name = joint.name or f"joint{i}"
@@ -117,5 +117,6 @@ def _set_kind(
     else:
         actuator.set_to_velocity(kv=gain)
         actuator.ctrllimited = int(kind_of(model, i) == "velocity" and model.actuator_ctrllimited[i])
+        actuator.ctrlrange[:] = np.sort(model.actuator_ctrlrange[i] / (gear or 1.0))
     actuator.forcerange[:] = [-torque, torque]
     actuator.forcelimited = 1

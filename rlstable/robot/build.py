@@ -66,12 +66,33 @@ def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
     for name, position in by_joint("env.task.home", task.home, addresses).items():
         qpos[addresses[name]] = position
     root, planes = root_body(model, task.root), geometry.floors(model)
-    free = [j for j in np.flatnonzero(model.jnt_bodyid == root) if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE]
-    if free and planes:
+    own = model.body_rootid[model.jnt_bodyid] == model.body_rootid[root]
+    free = np.flatnonzero(own & (model.jnt_type == mujoco.mjtJoint.mjJNT_FREE))
+    if free.size and planes:
         data = geometry.in_pose(model, qpos)
-        bottom = min((geometry.lowest(model, data, geom) for geom in geometry.colliding(model, root)), default=0.0)
-        qpos[model.jnt_qposadr[free[0]] + 2] += float(data.geom_xpos[planes[0], 2]) - bottom
+        qpos[model.jnt_qposadr[free[0]] + 2] += float(data.geom_xpos[planes[0], 2]) - _bottom(model, data, root)
     return qpos
+
+
+def _bottom(model: mujoco.MjModel, data: mujoco.MjData, root: int) -> float:
+    """Height of the robot's lowest point."""
+    geoms = geometry.colliding(model, own_bodies(model, root))
+    return min((geometry.lowest(model, data, geom) for geom in geoms), default=0.0)
+
+
+def own_bodies(model: mujoco.MjModel, root: int) -> np.ndarray:
+    """Whether each body is one of the robot, `[nbody]`: of the root body's tree, or of a tree that actuators move.
+
+    Other trees are loose objects.
+    """
+    trees = model.body_rootid
+    return np.isin(trees, [trees[root], *trees[model.jnt_bodyid[_driven(model)]]])
+
+
+def _driven(model: mujoco.MjModel) -> list[int]:
+    """The joints that are an actuator's transmission."""
+    of_joint = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
+    return [int(model.actuator_trnid[i, 0]) for i in range(model.nu) if int(model.actuator_trntype[i]) in of_joint]
 
 
 def root_body(model: mujoco.MjModel, name: str | None) -> int:
@@ -82,9 +103,7 @@ def root_body(model: mujoco.MjModel, name: str | None) -> int:
             raise ConfigError(f"env.task.root: the model has no body {name!r}; it has {', '.join(names[1:])}")
         return names.index(name)
     trees = model.body_rootid[model.jnt_bodyid]
-    of_joint = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
-    moved = (int(model.actuator_trnid[i, 0]) for i in range(model.nu) if int(model.actuator_trntype[i]) in of_joint)
-    driven = {int(trees[joint]) for joint in moved} or {int(tree) for tree in trees}
+    driven = {int(trees[joint]) for joint in _driven(model)} or {int(tree) for tree in trees}
     own = [j for j in range(model.njnt) if int(trees[j]) in driven]
     free = [j for j in own if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE]
     return int(model.jnt_bodyid[(free or own)[0]])
@@ -92,7 +111,7 @@ def root_body(model: mujoco.MjModel, name: str | None) -> int:
 
 def feet(model: mujoco.MjModel, qpos: np.ndarray, root: int) -> list[list[int]]:
     """Geoms of each foot: those of a limb's last body that are hardly higher at home than the robot's lowest point."""
-    data, geoms = geometry.in_pose(model, qpos), geometry.colliding(model, root)
+    data, geoms = geometry.in_pose(model, qpos), geometry.colliding(model, own_bodies(model, root))
     heights = {geom: geometry.lowest(model, data, geom) for geom in geoms}
     if not heights:
         return []
@@ -112,7 +131,10 @@ def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collecti
             _free(spec)
         if not spec.actuators and task.actions.control != "auto":
             actuators.add_motors(spec)
-        sizes = [(key.name, len(key.qpos), len(key.ctrl)) for key in spec.keys]  # compiling fills up short ones
+        named = (name for term in task.reset.values() for name in term.parameters.get("names", ()))
+        used = {task.keyframe or "home", *named}
+        # Compiling fills up short ones.
+        sizes = [(key.name, len(key.qpos), len(key.ctrl)) for key in spec.keys if key.name in used]
         model = compiled(spec, path)
         _check_keyframes(model, sizes, path)
         qpos, root = home_position(model, task), root_body(model, task.root)
@@ -150,7 +172,7 @@ def _check_keyframes(model: mujoco.MjModel, sizes: Sequence[tuple[str, int, int]
         for kind, size, needed in zip(("qpos", "ctrl"), given, (model.nq, model.nu), strict=True):
             if size not in (0, needed):
                 raise ConfigError(
-                    f"env.xml: {path}: {kind} of keyframe {name or 'without a name'} has {size} numbers, and the model "
+                    f"env.xml: {path}: {kind} of keyframe {name} has {size} numbers, and the model "
                     f"has {needed}; a free joint has 7 in qpos, also the one of env.task.free_base"
                 )
 
@@ -182,8 +204,7 @@ def geom_name(model: mujoco.MjModel, geom: int) -> str:
 
 def _add_floor(spec: mujoco.MjSpec, model: mujoco.MjModel, qpos: np.ndarray, root: int) -> None:
     """A plane under the lowest point of the robot at home."""
-    data = geometry.in_pose(model, qpos)
-    height = min((geometry.lowest(model, data, geom) for geom in geometry.colliding(model, root)), default=0.0)
+    height = _bottom(model, geometry.in_pose(model, qpos), root)
     every = 2**31 - 1  # collides with every geom that collides with anything
     spec.worldbody.add_geom(
         name=FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.05], pos=[0, 0, height], contype=every,

@@ -24,7 +24,7 @@ def fallen(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, angle:
         name = robot.model.body(robot.root).name
         raise ConfigError(
             f"angle: the root body {name} leans by {robot.lean:.0f} degrees at home already; turn the frame of this "
-            "body until its z axis points up, name another body, env.task.root, or set the ending to null"
+            "body until its z axis points up, or set the ending to null"
         )
     return ~(robot.rotation(data)[2, 2] >= math.cos(math.radians(angle)))
 

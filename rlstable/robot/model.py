@@ -20,7 +20,7 @@ _FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE, _HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
 _OF_JOINTS = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
 _SAMPLES = 2000  # random poses that say what the robot can reach
-_LOW = 0.05  # of the robot's radius
+_LOW = 1e-3  # m
 _FIXED = 1e-4  # m; positions of a site within this range are one place
 
 
@@ -79,11 +79,9 @@ class Robot:
         root: Index of the root body.
         substeps: Physics steps of one action.
         control_dt: Seconds of one action.
-        tree: Index of the topmost body of the root body's tree; other trees are loose objects.
         floating: Whether the root body has a free joint.
         moves: Whether a free joint or slide joints move the root body.
-        base_joints: Hinges and slides that move a root body without a free joint, and that no actuator drives.
-        joints: The other hinges and slides, in the model's order.
+        joints: Hinges and slides, in the model's order, without those of a planar root body that no actuator drives.
         actuators: In the order of the actions.
         feet: Geoms of each foot that touch the floor at home; empty unless a term reads feet.
         floor: Height of the floor.
@@ -102,7 +100,6 @@ class Robot:
         key = build.keyframe(model, task.keyframe)
         self.home = build.home_position(model, task)
         self.root = build.root_body(model, task.root)
-        self.tree = int(model.body_rootid[self.root])
         at_root = model.jnt_bodyid == self.root
         self.substeps = round(task.control_dt / model.opt.timestep)
         if task.control_dt < model.opt.timestep * (1 - 1e-6):
@@ -113,9 +110,9 @@ class Robot:
         self.floating = bool((model.jnt_type[at_root] == _FREE).any())
         self.moves = self.floating or bool((model.jnt_type[at_root] == _SLIDE).any())
         driven = {int(model.actuator_trnid[i, 0]) for i in range(model.nu) if _drives_joint(model, i)}
-        single = [_joint(model, j, self.home) for j in range(model.njnt) if model.jnt_type[j] in (_SLIDE, _HINGE)]
-        self.base_joints = [x for x in single if self.moves and at_root[x.index] and x.index not in driven]
-        self.joints = [joint for joint in single if joint not in self.base_joints]
+        kept = (j for j in range(model.njnt) if model.jnt_type[j] in (_SLIDE, _HINGE))
+        planar = self.moves & at_root
+        self.joints = [_joint(model, j, self.home) for j in kept if j in driven or not planar[j]]
         # The controls of a keyframe are of the file's actuators.
         given = key is not None and not task.home and task.actions.control == "auto"
         controls = model.key_ctrl[key] if given else np.zeros(model.nu)
@@ -127,7 +124,7 @@ class Robot:
         self.feet = build.feet(model, self.home, self.root) if "feet" in needs else []
         planes = geometry.floors(model)
         self.floor = float(at_home.geom_xpos[planes[0], 2]) if planes else 0.0
-        mass = np.where(model.body_rootid == self.tree, model.body_mass, 0.0).sum()
+        mass = np.where(build.own_bodies(model, self.root), model.body_mass, 0.0).sum()
         self.weight = float(mass * np.linalg.norm(model.opt.gravity)) or 1.0
         self.home_height = float(at_home.xpos[self.root, 2]) - self.floor
         self.lean = float(np.degrees(np.arccos(np.clip(at_home.xmat[self.root, 8], -1.0, 1.0))))
@@ -229,11 +226,11 @@ class Robot:
 
     def check_height(self, parameter: str) -> None:
         """Raises a ConfigError if the root body is at the floor at home, so that its height says nothing."""
-        if self.floating and self.home_height < _LOW * self.radius:
+        if self.floating and self.home_height < _LOW:
             name = self.model.body(self.root).name
             raise ConfigError(
                 f"{parameter}: the root body {name} is {self.home_height:.3g} m above the floor at home, so that its "
-                "height says nothing; name a body that is higher, env.task.root, or null for the term"
+                "height says nothing; move the frame of this body up, or set the term to null"
             )
 
     # --- what the robot can reach
@@ -246,7 +243,8 @@ class Robot:
     @functools.cached_property
     def radius(self) -> float:
         """Distance from the root body to the farthest point of a colliding geom at home."""
-        data, geoms = geometry.in_pose(self.model, self.home), geometry.colliding(self.model, self.root)
+        data = geometry.in_pose(self.model, self.home)
+        geoms = geometry.colliding(self.model, build.own_bodies(self.model, self.root))
         apart = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[self.root], axis=1) + self.model.geom_rbound[geoms]
         return float(apart.max(initial=0.0))
 
@@ -271,7 +269,7 @@ class Robot:
     @functools.cached_property
     def mass_heights(self) -> tuple[float, float]:
         """Least and greatest height of the centre of mass over all poses of the joints."""
-        heights = [float(data.subtree_com[self.tree, 2]) for data in self._random_poses()]
+        heights = [float(data.subtree_com[0, 2]) for data in self._random_poses()]
         return min(heights), max(heights)
 
     def _random_poses(self) -> Any:

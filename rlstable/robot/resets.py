@@ -6,7 +6,6 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
-import mujoco
 import numpy as np
 from jax.typing import ArrayLike
 from pydantic import Field
@@ -40,20 +39,13 @@ def keyframes(
 
 
 def random(robot: Robot, key: jax.Array, *, share: Share = 1.0, velocity: NonNegative = 0.0) -> FirstState:
-    """Joints anywhere in this share of their ranges around home; a root body that moves is turned and in the air."""
+    """Joints anywhere in this share of their ranges around home; a free root body in any orientation, in the air."""
     # In the air: with the joints at home no part would touch the floor.
     key_joints, key_turn, key_velocity = jax.random.split(key, 3)
     low, high = robot.ranges
     at_home = robot.of_joints("home")
     drawn = jax.random.uniform(key_joints, at_home.shape, minval=low, maxval=high)
     qpos = jnp.asarray(robot.home, jnp.float32).at[robot.qpos_of_joints].set(at_home + share * (drawn - at_home))
-    for joint in robot.base_joints:
-        if robot.model.jnt_type[joint.index] == mujoco.mjtJoint.mjJNT_HINGE:
-            turn = share * jax.random.uniform(key_turn, minval=-np.pi, maxval=np.pi)
-            qpos = qpos.at[joint.qpos].add(turn)
-        else:
-            up = float(robot.model.jnt_axis[joint.index, 2])
-            qpos = qpos.at[joint.qpos].add(up * max(0.0, robot.radius - robot.home_height))
     if robot.floating:
         first = robot.free_joint
         turn = jax.random.normal(key_turn, (4,))

@@ -68,7 +68,7 @@ def height(
 def raised(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """Height of the centre of mass: 1 at the highest pose of the joints, 0 at the lowest."""
     low, high = robot.mass_heights
-    return jnp.clip((data.subtree_com[robot.tree, 2] - low) / max(high - low, 1e-6), 0.0, 1.0)
+    return jnp.clip((data.subtree_com[0, 2] - low) / max(high - low, 1e-6), 0.0, 1.0)
 
 
 def alive(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import pytest
 from moments import HOME_HEIGHT, MODELS, config, environment, robot
 
 from rlstable.config import ConfigError
-from rlstable.robot import geometry
+from rlstable.robot import build, geometry
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.model import Robot
 from rlstable.robot.symmetry import mirror_of
@@ -130,7 +130,7 @@ ACROBOT = f"""<mujoco><worldbody>
 
 def test_undriven_joint_of_a_fixed_root_is_a_joint_of_the_robot(tmp_path: Path) -> None:
     found = Robot(str(saved(tmp_path, ACROBOT)), config("robot_swingup", str(tmp_path / "robot")).env.task)
-    assert [joint.name for joint in found.joints] == ["shoulder", "elbow"] and found.base_joints == []
+    assert [joint.name for joint in found.joints] == ["shoulder", "elbow"]
     # Both links hang: their centres of mass are 0.5 and 1.5 m below the shoulder. Upright they are as far above.
     np.testing.assert_allclose(found.mass_heights, [1.0, 3.0], atol=0.02)
 
@@ -161,8 +161,23 @@ def test_home_of_the_task_moves_the_robot_to_the_floor_and_not_the_ball(tmp_path
     task = config("robot_velocity", str(tmp_path / "robot"), "env.task.home={*_knee: -2.3}").env.task
     found = Robot(str(tmp_path / "robot.xml"), task)
     data = geometry.in_pose(found.model, found.home)
-    lowest = min(geometry.lowest(found.model, data, geom) for geom in geometry.colliding(found.model, found.root))
+    lowest = min(
+        geometry.lowest(found.model, data, geom)
+        for geom in geometry.colliding(found.model, build.own_bodies(found.model, found.root))
+    )
     assert found.home[2] == 0.1 and lowest == pytest.approx(0.0, abs=1e-9)
+
+
+def test_second_arm_with_actuators_is_a_part_of_the_robot(tmp_path: Path) -> None:
+    arm = f'<body name="{{0}}" pos="{{1}} 0 1"><joint name="j{{0}}" axis="0 1 0"/>{LINK}</body>'
+    motors = '<actuator><motor joint="ja" ctrlrange="-1 1"/><motor joint="jb" ctrlrange="-1 1"/></actuator>'
+    bodies = arm.format("a", 0) + arm.format("b", 3) + f'<body name="table" pos="0 0 2">{LINK}</body>'
+    saved(tmp_path, f"<mujoco><worldbody>{bodies}</worldbody>{motors}</mujoco>")
+    for words in ((), ("env.task.root=table",)):
+        found = Robot(str(tmp_path / "robot.xml"), config("robot_swingup", str(tmp_path / "robot"), *words).env.task)
+        both = found.model.body_mass[[found.model.body(name).id for name in "ab"]].sum()
+        table = found.model.body("table").mass[0] if words else 0.0
+        assert found.weight == pytest.approx((both + table) * 9.81) and found.radius > 3.0
 
 
 def test_home_of_a_tendons_servo_is_the_tendons_length_at_home(tmp_path: Path) -> None:
@@ -226,12 +241,12 @@ def test_wrong_gain_is_one_line(gain: str, message: str) -> None:
 
 
 def test_velocity_servo_keeps_its_control_range_with_another_gain(tmp_path: Path) -> None:
-    servo = '<velocity joint="elbow" kv="1" ctrlrange="-12 12"/>'
+    servo = '<velocity joint="elbow" kv="1" gear="-2" ctrlrange="-24 12"/>'
     text = ACROBOT.replace('<motor joint="elbow" ctrlrange="-5 5"/>', servo)
     words = ("env.task.actions.control=velocity", "env.task.actions.damping=3")
     found = Robot(str(saved(tmp_path, text)), config("robot_swingup", str(tmp_path / "robot"), *words).env.task)
     (wheel,) = found.actuators
-    assert (wheel.damping, wheel.half_range, wheel.low, wheel.high) == (3.0, 12.0, -12.0, 12.0)
+    assert (wheel.damping, wheel.half_range, wheel.low, wheel.high) == (3.0, 9.0, -6.0, 12.0)
 
 
 def test_reset_to_no_keyframe_is_one_line() -> None:
