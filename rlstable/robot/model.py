@@ -20,7 +20,7 @@ _FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE, _HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
 _OF_JOINTS = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
 _SAMPLES = 2000  # random poses that say what the robot can reach
-_LOW = 1e-3  # m
+LOW = 1e-3  # m; a lower root body is at the floor
 _FIXED = 1e-4  # m; positions of a site within this range are one place
 
 
@@ -226,7 +226,7 @@ class Robot:
 
     def check_height(self, parameter: str) -> None:
         """Raises a ConfigError if the root body is at the floor at home, so that its height says nothing."""
-        if self.floating and self.home_height < _LOW:
+        if self.floating and self.home_height < LOW:
             name = self.model.body(self.root).name
             raise ConfigError(
                 f"{parameter}: the root body {name} is {self.home_height:.3g} m above the floor at home, so that its "
