@@ -173,8 +173,7 @@ def _floor(robot: Robot) -> Iterator[Finding]:
         advice = "env.task.floor=auto, or a plane in the model"
         yield Finding("warning", "floor", (), "there is no floor, and the robot falls for ever", advice)
         return
-    data = geometry.in_pose(robot.model, robot.home)
-    geoms = geometry.colliding(robot.model, build.own_bodies(robot.model, robot.root))
+    data, geoms = geometry.in_pose(robot.model, robot.home), build.own_geoms(robot.model, robot.root)
     gap = min((geometry.lowest(robot.model, data, geom) for geom in geoms), default=robot.floor) - robot.floor
     if gap > _FLOATS:
         what = f"the robot is {gap:.3g} m above the floor at home, and falls"

@@ -12,7 +12,7 @@ import numpy as np
 from rlstable.config.robot import TaskConfig
 from rlstable.doctor.lints import Finding, short
 from rlstable.robot import actions
-from rlstable.robot.model import LOW, Robot
+from rlstable.robot.model import AT_FLOOR, Robot
 
 _SECONDS = 3.0
 _DIVERGED = 1e4  # of a velocity, in rad/s or m/s
@@ -59,7 +59,7 @@ def simulate(robot: Robot, task: TaskConfig, size: float, shorter: int = 1) -> T
                 speed = np.maximum(speed, np.abs(data.qvel[robot.dof_of_joints]))
             if data.time > _SECONDS - _LAST:
                 height = float(data.xpos[robot.root, 2]) - robot.floor
-                lowest = min(lowest, height / robot.home_height if robot.home_height > LOW else 1.0)
+                lowest = min(lowest, height / robot.home_height if robot.home_height > AT_FLOOR else 1.0)
                 upright = min(upright, float(data.xmat[robot.root, 8]))
     finally:
         mujoco.set_mju_user_warning(None)

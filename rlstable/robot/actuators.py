@@ -11,6 +11,7 @@ from rlstable.robot.joints import by_joint
 
 _MOVABLE = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 _SINGLE = [int(kind) for kind in _MOVABLE]  # NumPy does not find the enums
+_OF_JOINTS = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
 _KEY = "env.task.actions"
 
 
@@ -41,11 +42,19 @@ def force_limit(model: mujoco.MjModel, actuator: int) -> float:
     return min(force_limits(model, actuator), default=gain * control)
 
 
+def drives_joint(model: mujoco.MjModel, actuator: int) -> bool:
+    """Whether a joint is the transmission."""
+    return int(model.actuator_trntype[actuator]) in _OF_JOINTS
+
+
+def driven(model: mujoco.MjModel) -> list[int]:
+    """Joints that are the transmission of an actuator."""
+    return [int(model.actuator_trnid[i, 0]) for i in range(model.nu) if drives_joint(model, i)]
+
+
 def _moves_one_joint(model: mujoco.MjModel, actuator: int) -> bool:
     """Whether a hinge or a slide is the transmission."""
-    kinds = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
-    of_joint = int(model.actuator_trntype[actuator]) in kinds
-    return of_joint and model.jnt_type[model.actuator_trnid[actuator, 0]] in _SINGLE
+    return drives_joint(model, actuator) and model.jnt_type[model.actuator_trnid[actuator, 0]] in _SINGLE
 
 
 def add_motors(spec: mujoco.MjSpec) -> None:

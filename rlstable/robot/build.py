@@ -76,8 +76,7 @@ def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
 
 def _bottom(model: mujoco.MjModel, data: mujoco.MjData, root: int) -> float:
     """Height of the robot's lowest point."""
-    geoms = geometry.colliding(model, own_bodies(model, root))
-    return min((geometry.lowest(model, data, geom) for geom in geoms), default=0.0)
+    return min((geometry.lowest(model, data, geom) for geom in own_geoms(model, root)), default=0.0)
 
 
 def own_bodies(model: mujoco.MjModel, root: int) -> np.ndarray:
@@ -86,13 +85,13 @@ def own_bodies(model: mujoco.MjModel, root: int) -> np.ndarray:
     Other trees are loose objects.
     """
     trees = model.body_rootid
-    return np.isin(trees, [trees[root], *trees[model.jnt_bodyid[_driven(model)]]])
+    return np.isin(trees, [trees[root], *trees[model.jnt_bodyid[actuators.driven(model)]]])
 
 
-def _driven(model: mujoco.MjModel) -> list[int]:
-    """The joints that are an actuator's transmission."""
-    of_joint = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
-    return [int(model.actuator_trnid[i, 0]) for i in range(model.nu) if int(model.actuator_trntype[i]) in of_joint]
+def own_geoms(model: mujoco.MjModel, root: int) -> list[int]:
+    """Geoms of the robot's moving bodies that can collide."""
+    own = own_bodies(model, root)
+    return [geom for geom in geometry.colliding(model) if own[model.geom_bodyid[geom]]]
 
 
 def root_body(model: mujoco.MjModel, name: str | None) -> int:
@@ -103,7 +102,7 @@ def root_body(model: mujoco.MjModel, name: str | None) -> int:
             raise ConfigError(f"env.task.root: the model has no body {name!r}; it has {', '.join(names[1:])}")
         return names.index(name)
     trees = model.body_rootid[model.jnt_bodyid]
-    driven = {int(trees[joint]) for joint in _driven(model)} or {int(tree) for tree in trees}
+    driven = {int(trees[joint]) for joint in actuators.driven(model)} or {int(tree) for tree in trees}
     own = [j for j in range(model.njnt) if int(trees[j]) in driven]
     free = [j for j in own if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE]
     return int(model.jnt_bodyid[(free or own)[0]])
@@ -111,7 +110,7 @@ def root_body(model: mujoco.MjModel, name: str | None) -> int:
 
 def feet(model: mujoco.MjModel, qpos: np.ndarray, root: int) -> list[list[int]]:
     """Geoms of each foot: those of a limb's last body that are hardly higher at home than the robot's lowest point."""
-    data, geoms = geometry.in_pose(model, qpos), geometry.colliding(model, own_bodies(model, root))
+    data, geoms = geometry.in_pose(model, qpos), own_geoms(model, root)
     heights = {geom: geometry.lowest(model, data, geom) for geom in geoms}
     if not heights:
         return []
@@ -133,7 +132,7 @@ def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collecti
             actuators.add_motors(spec)
         named = (name for term in task.reset.values() for name in term.parameters.get("names", ()))
         used = {task.keyframe or "home", *named}
-        # Compiling fills up short ones.
+        # Lengths before compiling, which fills up a keyframe with too few numbers.
         sizes = [(key.name, len(key.qpos), len(key.ctrl)) for key in spec.keys if key.name in used]
         model = compiled(spec, path)
         _check_keyframes(model, sizes, path)

@@ -72,7 +72,7 @@ def contract(env: RobotEnv) -> Entry:
 def _gain(robot: Robot, joint: str, kind: str) -> float:
     """A gain of a joint: the sum of its actuators' gains, in units of the joint."""
     squares = robot.model.actuator_gear[:, 0] ** 2
-    own = [i for i, actuator in enumerate(robot.actuators) if joint and actuator.joint == joint]
+    own = [i for i, actuator in enumerate(robot.actuators) if actuator.joint == joint]
     return float(sum(squares[i] * getattr(robot.actuators[i], kind) for i in own))
 
 

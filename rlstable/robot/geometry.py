@@ -28,11 +28,10 @@ def floors(model: mujoco.MjModel) -> list[int]:
     return [g for g in range(model.ngeom) if kinds[g] in _FLOORS and is_static(model, model.geom_bodyid[g])]
 
 
-def colliding(model: mujoco.MjModel, own: np.ndarray | None = None) -> list[int]:
-    """Geoms of moving bodies that can collide: all, or those of the bodies for which `own`, `[nbody]`, is true."""
-    bits, bodies = model.geom_contype | model.geom_conaffinity, model.geom_bodyid
-    chosen = np.ones(model.ngeom, bool) if own is None else own[bodies]
-    return [g for g in range(model.ngeom) if bits[g] and chosen[g] and not is_static(model, bodies[g])]
+def colliding(model: mujoco.MjModel) -> list[int]:
+    """Geoms of moving bodies that can collide."""
+    bits = model.geom_contype | model.geom_conaffinity
+    return [g for g in range(model.ngeom) if bits[g] and not is_static(model, model.geom_bodyid[g])]
 
 
 def lowest(model: mujoco.MjModel, data: mujoco.MjData, geom: int) -> float:

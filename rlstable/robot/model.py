@@ -18,9 +18,8 @@ from rlstable.robot import actuators, build, geometry
 
 _FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE, _HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
-_OF_JOINTS = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
 _SAMPLES = 2000  # random poses that say what the robot can reach
-LOW = 1e-3  # m; a lower root body is at the floor
+AT_FLOOR = 1e-3  # m; a lower root body is at the floor
 _FIXED = 1e-4  # m; positions of a site within this range are one place
 
 
@@ -109,7 +108,7 @@ class Robot:
         self.control_dt = self.substeps * float(model.opt.timestep)
         self.floating = bool((model.jnt_type[at_root] == _FREE).any())
         self.moves = self.floating or bool((model.jnt_type[at_root] == _SLIDE).any())
-        driven = {int(model.actuator_trnid[i, 0]) for i in range(model.nu) if _drives_joint(model, i)}
+        driven = actuators.driven(model)
         kept = (j for j in range(model.njnt) if model.jnt_type[j] in (_SLIDE, _HINGE))
         planar = self.moves & at_root
         self.joints = [_joint(model, j, self.home) for j in kept if j in driven or not planar[j]]
@@ -226,7 +225,7 @@ class Robot:
 
     def check_height(self, parameter: str) -> None:
         """Raises a ConfigError if the root body is at the floor at home, so that its height says nothing."""
-        if self.floating and self.home_height < LOW:
+        if self.floating and self.home_height < AT_FLOOR:
             name = self.model.body(self.root).name
             raise ConfigError(
                 f"{parameter}: the root body {name} is {self.home_height:.3g} m above the floor at home, so that its "
@@ -243,8 +242,7 @@ class Robot:
     @functools.cached_property
     def radius(self) -> float:
         """Distance from the root body to the farthest point of a colliding geom at home."""
-        data = geometry.in_pose(self.model, self.home)
-        geoms = geometry.colliding(self.model, build.own_bodies(self.model, self.root))
+        data, geoms = geometry.in_pose(self.model, self.home), build.own_geoms(self.model, self.root)
         apart = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[self.root], axis=1) + self.model.geom_rbound[geoms]
         return float(apart.max(initial=0.0))
 
@@ -316,10 +314,6 @@ class _WithShapesOfMjx:
         return array.astype(np.float32) if np.issubdtype(array.dtype, np.floating) else array
 
 
-def _drives_joint(model: mujoco.MjModel, actuator: int) -> bool:
-    return int(model.actuator_trntype[actuator]) in _OF_JOINTS
-
-
 def _joint_name(model: mujoco.MjModel, j: int) -> str:
     return str(model.joint(j).name) or f"joint{j}"
 
@@ -328,13 +322,15 @@ def _joint(model: mujoco.MjModel, j: int, home: np.ndarray) -> Joint:
     limited, adr = bool(model.jnt_limited[j]), int(model.jnt_qposadr[j])
     low, high = model.jnt_range[j] if limited else (-np.inf, np.inf)
     turns = not limited and model.jnt_type[j] == _HINGE
-    return Joint(
-        _joint_name(model, j), j, adr, int(model.jnt_dofadr[j]), turns, float(low), float(high), float(home[adr])
-    )
+    name, dof = _joint_name(model, j), int(model.jnt_dofadr[j])
+    return Joint(name, j, adr, dof, turns, float(low), float(high), float(home[adr]))
 
 
 def _actuator(model: mujoco.MjModel, i: int, controls: np.ndarray, lengths: np.ndarray) -> Actuator:
-    kind, joint = actuators.kind_of(model, i), int(model.actuator_trnid[i, 0]) if _drives_joint(model, i) else None
+    kind, joint = (
+        actuators.kind_of(model, i),
+        int(model.actuator_trnid[i, 0]) if actuators.drives_joint(model, i) else None,
+    )
     low, high = model.actuator_ctrlrange[i] if model.actuator_ctrllimited[i] else (-np.inf, np.inf)
     half = (high - low) / 2
     center = float(controls[i])

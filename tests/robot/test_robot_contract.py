@@ -67,7 +67,7 @@ def test_gains_of_a_joint_are_those_of_all_its_servos_times_the_square_of_the_ge
     joints = re.findall('<joint name="([^"]*)"', text)
     new = "".join(servos).format(*joints)
     (tmp_path / "robot.xml").write_text(
-        re.sub("<actuator>.*</actuator>", f"<actuator>{new}</actuator>", text, flags=16)
+        re.sub("<actuator>.*</actuator>", f"<actuator>{new}</actuator>", text, flags=re.DOTALL)
     )
     found = contract(environment("robot_reach", str(tmp_path / "robot")))
     assert found["joint_stiffness"][:2] == pytest.approx([200.0, 40.0])

@@ -10,10 +10,10 @@ import jax
 import mujoco
 import numpy as np
 import pytest
-from moments import HOME_HEIGHT, MODELS, config, environment, robot
+from moments import HOME_HEIGHT, MODELS, config, environment, moment, robot
 
 from rlstable.config import ConfigError
-from rlstable.robot import build, geometry
+from rlstable.robot import build, endings, geometry
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.model import Robot
 from rlstable.robot.symmetry import mirror_of
@@ -161,10 +161,8 @@ def test_home_of_the_task_moves_the_robot_to_the_floor_and_not_the_ball(tmp_path
     task = config("robot_velocity", str(tmp_path / "robot"), "env.task.home={*_knee: -2.3}").env.task
     found = Robot(str(tmp_path / "robot.xml"), task)
     data = geometry.in_pose(found.model, found.home)
-    lowest = min(
-        geometry.lowest(found.model, data, geom)
-        for geom in geometry.colliding(found.model, build.own_bodies(found.model, found.root))
-    )
+    geoms = build.own_geoms(found.model, found.root)
+    lowest = min(geometry.lowest(found.model, data, geom) for geom in geoms)
     assert found.home[2] == 0.1 and lowest == pytest.approx(0.0, abs=1e-9)
 
 
@@ -301,6 +299,13 @@ def test_keyframe_without_the_free_joint_of_the_task_is_one_line(tmp_path: Path)
 def test_root_body_that_leans_at_home_as_far_as_the_ending_is_one_line(tmp_path: Path) -> None:
     found = mistake("robot_stand", saved(tmp_path, ACROBOT.replace('pos="0 0 2"', 'pos="0 0 2" euler="180 0 0"')))
     assert found.startswith("env.task.endings.fallen.angle: the root body upper leans by 180 degrees at home already")
+
+
+def test_fixed_robot_below_the_origin_is_not_too_low_at_home(tmp_path: Path) -> None:
+    saved(tmp_path, ACROBOT.replace('pos="0 0 2"', 'pos="0 0 -0.2"'))
+    found = Robot(str(tmp_path / "robot.xml"), config("robot_stand", str(tmp_path / "robot")).env.task)
+    assert found.home_height == pytest.approx(-0.2)
+    assert not endings.too_low(*moment(found))
 
 
 def test_root_body_on_the_floor_is_one_line(tmp_path: Path) -> None:
