@@ -15,7 +15,7 @@ PACKAGE = {
     "render": 1070, "replay": 480, "report": 1430, "robot": 3035, "runner": 3415, "supervise": 2090,
 }  # fmt: skip
 OTHERS = {"scripts": 3235, "tests": 29_620}
-DOCS = 5010  # lines of Markdown
+DOCS = 5020  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:
