@@ -327,10 +327,8 @@ def _joint(model: mujoco.MjModel, j: int, home: np.ndarray) -> Joint:
 
 
 def _actuator(model: mujoco.MjModel, i: int, controls: np.ndarray, lengths: np.ndarray) -> Actuator:
-    kind, joint = (
-        actuators.kind_of(model, i),
-        int(model.actuator_trnid[i, 0]) if actuators.drives_joint(model, i) else None,
-    )
+    kind = actuators.kind_of(model, i)
+    joint = int(model.actuator_trnid[i, 0]) if actuators.drives_joint(model, i) else None
     low, high = model.actuator_ctrlrange[i] if model.actuator_ctrllimited[i] else (-np.inf, np.inf)
     half = (high - low) / 2
     center = float(controls[i])
