@@ -2,7 +2,8 @@
 
 `configs/ppo/playground.yaml` and `configs/env/playground.yaml` write `${rlstable.playground:<key>}` at every key that
 Playground may set. `configs/ppo/playground_cpu.yaml` writes `${rlstable.many_actuators:...}` at keys that differ
-with 12 actuators or more. Playground is imported only if such a key is resolved.
+with 12 actuators or more, and `${rlstable.draws_target:...}` where each reset draws a target. Playground is imported
+only if a key of the first two kinds is resolved.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _OTHER_KEYS = {
     "num_evals": "eval.num_evals",
     "num_eval_envs": "eval.num_envs",
 }
+_DRAW_TARGETS = ("FingerTurnEasy", "FingerTurnHard")
 # The settings of this configuration that Brax rounds the number of steps with.
 _ROUNDING = {
     "batch_size": "ppo.batch_size",
@@ -60,6 +62,11 @@ def many_actuators(many: float, few: float, _root_: DictConfig) -> float:
 
     task = str(OmegaConf.select(_root_, "env.name"))
     return many if suite_of(task).__name__.endswith(".locomotion") or task.startswith("Humanoid") else few
+
+
+def draws_target(yes: int | None, no: int | None, _root_: DictConfig) -> int | None:
+    """The resolver `${rlstable.draws_target:<yes>,<no>}`: `yes` for tasks whose target is near and drawn at each reset."""
+    return yes if OmegaConf.select(_root_, "env.name") in _DRAW_TARGETS else no
 
 
 @functools.cache

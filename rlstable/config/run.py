@@ -54,6 +54,7 @@ class EnvConfig(Section, at="env"):
     name: str
     backend: Literal["auto", "native", "mjx", "spring", "generalized", "positional"] | None
     episode_length: Count
+    training_episode_length: Count | None
     action_repeat: Count
     reset: Literal["cached", "pool"]
     restore_info: Flag
@@ -79,6 +80,11 @@ class EnvConfig(Section, at="env"):
         copied = self.model_copy()
         copied._kept_xml = path
         return copied
+
+    @property
+    def training_length(self) -> int:
+        """Steps after which an episode of training is truncated."""
+        return min(self.training_episode_length or self.episode_length, self.episode_length)
 
     @property
     def package(self) -> str:
@@ -127,10 +133,12 @@ class EnvConfig(Section, at="env"):
             require(is_robot or not given, key, f"needs env=robot, not env.source={source}")
         twice = function is not None and self.task is not None and self.task.is_randomized
         require(not twice, "randomization_fn", "must be null with env.task.randomization; choose one of both")
-        length, repeat = self.episode_length, self.action_repeat
-        fits = f"{length - length % repeat or repeat} would fit"
-        whole = f"{length} is not a multiple of env.action_repeat={repeat}; {fits}"
-        require(length % repeat == 0, "episode_length", whole)
+        repeat = self.action_repeat
+        for key in ("episode_length", "training_episode_length"):
+            length = getattr(self, key) or repeat
+            fits = f"{length - length % repeat or repeat} would fit"
+            whole = f"{length} is not a multiple of env.action_repeat={repeat}; {fits}"
+            require(length % repeat == 0, key, whole)
         return self
 
 

@@ -103,7 +103,7 @@ class TrainingSetup:
             )
         self.env = VectorEnv(
             with_memory(Float64Physics(single) if self.precision.x64 else single, config.network),
-            config.env.episode_length,
+            config.env.training_length,
             config.env.action_repeat,
             {**env_guards(config.guards), **more.get("env", {})},
             config.env.reset == "pool",
@@ -273,7 +273,7 @@ class TrainingSetup:
         if not config.stagger:
             return state
         steps = np.asarray(state.info["steps"])
-        actions = np.arange(steps.size) * (config.episode_length // config.action_repeat) // steps.size
+        actions = np.arange(steps.size) * (config.training_length // config.action_repeat) // steps.size
         spread = (actions * config.action_repeat).reshape(steps.shape).astype(steps.dtype)
         return state.replace(info={**state.info, "steps": spread})
 

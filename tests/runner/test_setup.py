@@ -144,14 +144,27 @@ def test_program_is_compiled_ahead_only_for_a_new_run_of_one_seed(
     assert len(begun) == 1
 
 
-@pytest.mark.parametrize("stagger", [False, True])
-def test_staggered_environments_start_at_different_steps_of_an_episode(stagger: bool) -> None:
-    settings = tiny_config(env={"episode_length": 12, "action_repeat": 2, "stagger": stagger})
+@pytest.mark.parametrize(("stagger", "lengths"), [(False, (12, None)), (True, (12, None)), (True, (100, 12))])
+def test_staggered_environments_start_at_different_steps_of_an_episode(
+    stagger: bool, lengths: tuple[int, int | None]
+) -> None:
+    env = {"episode_length": lengths[0], "training_episode_length": lengths[1], "stagger": stagger}
+    settings = tiny_config(env={**env, "action_repeat": 2})
     setup = TrainingSetup(settings, mesh(2))
     first = setup.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), settings.fault)
     expected = [0, 0, 2, 4, 6, 6, 8, 10] if stagger else [0] * 8
     for state in (first, setup.reset_envs(first, jax.random.PRNGKey(2))):
         assert np.asarray(state.env_state.info["steps"]).tolist() == expected
+
+
+@pytest.mark.parametrize(("length", "trained"), [(4, 4), (16, 8)])
+def test_training_has_shorter_episodes_than_evaluations(tmp_path: Path, length: int, trained: int) -> None:
+    env = {"name": "toys:Target", "episode_length": 8, "training_episode_length": length}
+    run = {"total_steps": 2 * 64, "devices": 1, "logging": {"console": "off"}, "eval": {"num_evals": 1, "num_envs": 2}}
+    TrainingLoop(tiny_config(env=env, **run), tmp_path).run()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {row["episode/length"] for row in rows if "episode/length" in row} == {trained}
+    assert [row["eval/avg_episode_length"] for row in rows if "eval/avg_episode_length" in row] == [8]
 
 
 def test_first_episodes_of_staggered_environments_count_only_if_they_are_whole(tmp_path: Path) -> None:
