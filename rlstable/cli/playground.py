@@ -65,7 +65,7 @@ def many_actuators(many: float, few: float, _root_: DictConfig) -> float:
 
 
 def draws_target(yes: int | None, no: int | None, _root_: DictConfig) -> int | None:
-    """The resolver `${rlstable.draws_target:<yes>,<no>}`: `yes` for tasks whose target is near and drawn at each reset."""
+    """The resolver `${rlstable.draws_target:<yes>,<no>}`: `yes` for tasks that soon reach a drawn target."""
     return yes if OmegaConf.select(_root_, "env.name") in _DRAW_TARGETS else no
 
 
