@@ -89,6 +89,8 @@ def _steps(config: Config, num_envs: int) -> str:
     factors += [f"action repeat {config.env.action_repeat}"] * (config.env.action_repeat > 1)
     iterations = math.ceil(config.total_steps / per_iteration)
     text = f"{' x '.join(factors)} = {per_iteration:,} per iteration, {iterations:,} iterations"
+    trained, played = config.env.training_length, config.env.episode_length
+    text += f"; episodes of {trained:,} steps in training, {played:,} in evaluations" * (trained < played)
     if config.total_steps < per_iteration:
         text += f"; one iteration is more than total_steps={config.total_steps:,} and trained whole"
     return text

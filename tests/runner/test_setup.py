@@ -158,13 +158,16 @@ def test_staggered_environments_start_at_different_steps_of_an_episode(
 
 
 @pytest.mark.parametrize(("length", "trained"), [(4, 4), (16, 8)])
-def test_training_has_shorter_episodes_than_evaluations(tmp_path: Path, length: int, trained: int) -> None:
+def test_training_has_shorter_episodes_than_evaluations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], length: int, trained: int
+) -> None:
     env = {"name": "toys:Target", "episode_length": 8, "training_episode_length": length}
-    run = {"total_steps": 2 * 64, "devices": 1, "logging": {"console": "off"}, "eval": {"num_evals": 1, "num_envs": 2}}
+    run = {"total_steps": 2 * 64, "devices": 1, "eval": {"num_evals": 1, "num_envs": 2}}
     TrainingLoop(tiny_config(env=env, **run), tmp_path).run()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {row["episode/length"] for row in rows if "episode/length" in row} == {trained}
     assert [row["eval/avg_episode_length"] for row in rows if "eval/avg_episode_length" in row] == [8]
+    assert ("; episodes of 4 steps in training, 8 in evaluations" in capsys.readouterr().out) is (trained == 4)
 
 
 def test_first_episodes_of_staggered_environments_count_only_if_they_are_whole(tmp_path: Path) -> None:
