@@ -63,7 +63,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("rlstable.recipe", recipes.recipe, replace=True)
     OmegaConf.register_new_resolver("rlstable.playground", playground.resolve, replace=True)
     OmegaConf.register_new_resolver("rlstable.many_actuators", playground.many_actuators, replace=True)
-    OmegaConf.register_new_resolver("rlstable.draws_target", playground.draws_target, replace=True)
+    OmegaConf.register_new_resolver("rlstable.short_episodes", playground.short_episodes, replace=True)
     OmegaConf.register_new_resolver("rlstable.gymnasium_time_limit", _time_limit, replace=True)
 
 

@@ -2,8 +2,8 @@
 
 `configs/ppo/playground.yaml` and `configs/env/playground.yaml` write `${rlstable.playground:<key>}` at every key that
 Playground may set. `configs/ppo/playground_cpu.yaml` writes `${rlstable.many_actuators:...}` at keys that differ
-with 12 actuators or more, and `${rlstable.draws_target:...}` where each reset draws a target. Playground is imported
-only if a key of the first two kinds is resolved.
+with 12 actuators or more, and `${rlstable.short_episodes:...}` at keys that differ with short training episodes.
+Playground is imported only if a key of the first two kinds is resolved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _OTHER_KEYS = {
     "num_evals": "eval.num_evals",
     "num_eval_envs": "eval.num_envs",
 }
-_DRAW_TARGETS = ("FingerTurnEasy", "FingerTurnHard")
+# Tasks that learn more with short training episodes (docs/lab_log.md, 2026-11-28).
+_SHORT_EPISODES = ("FingerTurnEasy", "FingerTurnHard")
 # The settings of this configuration that Brax rounds the number of steps with.
 _ROUNDING = {
     "batch_size": "ppo.batch_size",
@@ -64,9 +65,9 @@ def many_actuators(many: float, few: float, _root_: DictConfig) -> float:
     return many if suite_of(task).__name__.endswith(".locomotion") or task.startswith("Humanoid") else few
 
 
-def draws_target(yes: int | None, no: int | None, _root_: DictConfig) -> int | None:
-    """The resolver `${rlstable.draws_target:<yes>,<no>}`: `yes` for tasks that soon reach a drawn target."""
-    return yes if OmegaConf.select(_root_, "env.name") in _DRAW_TARGETS else no
+def short_episodes(yes: int | None, no: int | None, _root_: DictConfig) -> int | None:
+    """The resolver `${rlstable.short_episodes:<yes>,<no>}`: `yes` for tasks with short training episodes."""
+    return yes if OmegaConf.select(_root_, "env.name") in _SHORT_EPISODES else no
 
 
 @functools.cache

@@ -83,7 +83,7 @@ class EnvConfig(Section, at="env"):
 
     @property
     def training_length(self) -> int:
-        """Steps after which an episode of training is truncated."""
+        """Environment steps after which a training episode is truncated."""
         return min(self.training_episode_length or self.episode_length, self.episode_length)
 
     @property

@@ -168,7 +168,7 @@ def _physics_of(before: Mapping[str, np.ndarray]) -> str | None:
 
 
 def _first_states(env: Any, config: Config, key: jax.Array) -> Any:
-    envs = VectorEnv(env, config.env.training_length, config.env.action_repeat, {})
+    envs = VectorEnv(env, config.env.episode_length, config.env.action_repeat, {})
     return without_first_state(envs.reset(key[None]))
 
 

@@ -183,7 +183,7 @@ def misscaled_rewards(metrics: Row, config: Config) -> tuple[float, str] | None:
 
 def _of_iteration(metrics: Row, iteration: int, config: Config) -> Row:
     """A row: the metrics of an iteration, and the numbers that signs derive from them."""
-    ppo, steps = config.ppo, float(config.env.training_length)
+    ppo, steps = config.ppo, float(config.env.episode_length)
     horizon = min(steps, 1.0 / (1.0 - ppo.discounting)) if ppo.discounting < 1.0 else steps
     reward, greatest = _number(metrics, "training/reward_mean"), _number(metrics, "training/reward_greatest")
     unknown = reward is None or ppo.normalize_rewards

@@ -332,7 +332,6 @@ def test_huge_size_is_rejected_without_a_long_search(changes):
         ({"guards.policy.max_std": 1e-4}, "guards.policy.min_std"),
         ({"env.episode_length": 10**9, "env.action_repeat": 1}, "env.episode_length"),
         ({"env.training_episode_length": 3, "env.action_repeat": 2}, "env.training_episode_length"),
-        ({"env.training_episode_length": 0}, "env.training_episode_length"),
         ({"fault.value": 1.0}, "fault.value"),
         ({"fault.site": "gradient", "fault.eval": True}, "fault.eval"),
         ({"fault.site": "learning_rate", "fault.value": "nan"}, "fault.value"),
