@@ -64,7 +64,6 @@ class PPOConfig(Section, at="ppo"):
     normalizer_update: Literal["auto", "before", "after"]
     entropy_cost: NonNegative
     clipping_epsilon: Positive
-    surrogate: Literal["spo"] | None
     clipping_epsilon_value: Positive | None
     normalize_values: Flag
     normalize_rewards: Flag

@@ -1,4 +1,4 @@
-"""The PPO loss: surrogate objective, value error, entropy. By default the terms of Brax, with a mask and limiters."""
+"""The PPO loss: clipped surrogate, value error, entropy. The same terms as in Brax, with a mask and limiters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LossTerms(NamedTuple):
         entropy: Entropy in nats.
         ratio: New probability over old, after the limiter.
         log_ratio: Logarithm of the ratio before the limiter.
-        epsilon: Bound of the ratio's distance from 1.
+        epsilon: Clipping of the ratio.
         raw_targets: Value targets before the limiter.
         targets: Value targets after the limiter.
         advantage_std: Standard deviation of the advantages; None if they are not normalised.
@@ -104,7 +104,7 @@ class Loss:
         log_ratio = masked.zero_invalid(distribution.log_prob(raw_action) - data.log_prob, data.valid)
         ratio = limiters.ratio(log_ratio, limits.log_ratio)
         epsilon = _scaled(config.clipping_epsilon, clip_scale)
-        policy_loss = -mean(surrogate(ratio, advantages, epsilon, config.surrogate))
+        policy_loss = -mean(jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages))
 
         # With normalised values, errors are measured in standard deviations of the value targets.
         unit = None if statistics.value is None else statistics.value.std
@@ -168,17 +168,6 @@ def standardize(
     center, std = masked.mean_and_std(advantages, valid, valid_share)
     divisor = std if min_std is None else jnp.maximum(std, min_std)
     return (advantages - center) / (divisor + _EPSILON), std
-
-
-def surrogate(ratio: jax.Array, advantages: jax.Array, epsilon: Bound, kind: str | None) -> jax.Array:
-    """The policy's objective per sample: PPO's clip, or `spo`, a quadratic penalty on the ratio.
-
-    The gain of SPO is greatest at a ratio of 1 plus or minus `epsilon`. Beyond it the gradient leads back, where the
-    clip's is 0 (Xie et al. 2025, Simple Policy Optimization, arXiv:2401.16025).
-    """
-    if kind == "spo":
-        return ratio * advantages - jnp.abs(advantages) / (2 * epsilon) * jnp.square(ratio - 1)
-    return jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - epsilon, 1 + epsilon) * advantages)
 
 
 def quantile_huber(error: jax.Array, kappa: float) -> jax.Array:

@@ -165,7 +165,7 @@ def test_text_options_reject_other_types():
         assert "string" in refusal({key: bad})
 
 
-ONE_CHOICE = ("ppo.surrogate", "ppo.symmetry", "network.recurrent")  # beside null
+ONE_CHOICE = ("ppo.symmetry", "network.recurrent")  # beside null
 
 
 def test_unknown_choice_lists_the_known_choices():
