@@ -182,8 +182,13 @@ def test_missed_threshold_is_named_and_stays_in_the_history(tmp_path, capsys):
     assert "**4 (handed over at least 9)**" in (tmp_path / "tasks.md").read_text()
 
 
-def test_median_seed_is_drawn_and_a_failure_to_draw_keeps_the_rows(monkeypatch, tmp_path, capsys):
-    def run(command, cwd, **_):
+def test_fallen_seeds_are_evaluated_again_and_a_failure_to_draw_the_median_keeps_the_rows(
+    monkeypatch, tmp_path, capsys
+):
+    def run(command, cwd=None, **_):
+        if command[2] == "rlstable.evaluate":
+            mean = 8.0 if "which=best" in command else 7.5
+            return subprocess.CompletedProcess(command, 0, json.dumps({"return": {"mean": {"value": mean}}}), "")
         if command[2] == "rlstable.render":
             return subprocess.CompletedProcess(command, 2, "", " ".join(command[2:]))
         for seed, returned in enumerate((5.0, 9.0, 7.0)):
@@ -198,6 +203,8 @@ def test_median_seed_is_drawn_and_a_failure_to_draw_keeps_the_rows(monkeypatch, 
     assert [(row["name"], row["seed"], row["returns"]) for row in rows] == [
         ("cpu", seed, [returned]) for seed, returned in enumerate((5.0, 9.0, 7.0))
     ]
+    again = [(row["handed_over"], row["last_again"]) for row in rows]
+    assert again == [(8.0, 7.5), (9.0, None), (8.0, 7.5)]  # 5 and 7 are below 0.8 of 9
     said = capsys.readouterr().err
     assert "tasks: no episodes are drawn: rlstable.render run=" in said and f"run/seed-2 out={tmp_path}" in said
 
