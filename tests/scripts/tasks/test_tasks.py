@@ -182,13 +182,15 @@ def test_missed_threshold_is_named_and_stays_in_the_history(tmp_path, capsys):
     assert "**4 (handed over at least 9)**" in (tmp_path / "tasks.md").read_text()
 
 
-def test_fallen_seeds_are_evaluated_again_and_a_failure_to_draw_the_median_keeps_the_rows(
-    monkeypatch, tmp_path, capsys
+@pytest.mark.parametrize("fails", [False, True])
+def test_fallen_seeds_are_evaluated_again_and_failures_after_training_keep_the_rows(
+    fails, monkeypatch, tmp_path, capsys
 ):
     def run(command, cwd=None, **_):
         if command[2] == "rlstable.evaluate":
             mean = 8.0 if "which=best" in command else 7.5
-            return subprocess.CompletedProcess(command, 0, json.dumps({"return": {"mean": {"value": mean}}}), "")
+            found = json.dumps({"return": {"mean": {"value": mean}}})
+            return subprocess.CompletedProcess(command, int(fails), found, "no checkpoint")
         if command[2] == "rlstable.render":
             return subprocess.CompletedProcess(command, 2, "", " ".join(command[2:]))
         for seed, returned in enumerate((5.0, 9.0, 7.0)):
@@ -204,8 +206,10 @@ def test_fallen_seeds_are_evaluated_again_and_a_failure_to_draw_the_median_keeps
         ("cpu", seed, [returned]) for seed, returned in enumerate((5.0, 9.0, 7.0))
     ]
     again = [(row["handed_over"], row["last_again"]) for row in rows]
-    assert again == [(8.0, 7.5), (9.0, None), (8.0, 7.5)]  # 5 and 7 are below 0.8 of 9
+    fallen = (9.0, None) if fails else (8.0, 7.5)
+    assert again == [fallen, (9.0, None), fallen]  # 5 and 7 are below 0.8 of 9
     said = capsys.readouterr().err
+    assert said.count("tasks: a fall is not confirmed: no checkpoint") == 2 * fails
     assert "tasks: no episodes are drawn: rlstable.render run=" in said and f"run/seed-2 out={tmp_path}" in said
 
 
