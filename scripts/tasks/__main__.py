@@ -6,8 +6,8 @@ python -m scripts.tasks --page              # docs/tasks.md from the results
 python -m scripts.tasks --learn [--short]   # a few tasks, or two, against the thresholds of scripts/tasks/learn.yaml
 
 A run is a process as a user starts it, with all seeds in one program. A change of the recipe makes its rows stale, and
-the task is trained again. `runs/tasks` has a page with episodes of the seed whose last return is the median.
-Playground's tasks need its virtual environment, so `make tasks` uses it for all.
+the task is trained again; `--seeds` adds the missing ones. `runs/tasks` has a page with episodes of the median seed of
+a process. Playground's tasks need its virtual environment, so `make tasks` uses it for all.
 """
 
 import dataclasses
@@ -82,28 +82,28 @@ def recipe(overrides: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def train(overrides: Sequence[str], seeds: int, drawn: Path | None = None) -> list[Row]:
+def train(overrides: Sequence[str], seeds: range, drawn: Path | None = None) -> list[Row]:
     """Trains the seeds in one process and returns a row for each; draws episodes of the median one into `drawn`."""
     with tempfile.TemporaryDirectory() as folder:
         run, env = Path(folder) / "run", environment(PYTHONPATH=str(ROOT))
-        more = [f"seeds={seeds}", f"eval.num_evals={EVALUATIONS}", "devices=1", f"hydra.run.dir={run}"]
-        command = [sys.executable, "-m", "rlstable.train", *overrides, *more]
+        more = f"seed={seeds[0]} seeds={len(seeds)} eval.num_evals={EVALUATIONS} devices=1".split()
+        command = [sys.executable, "-m", "rlstable.train", *overrides, *more, f"hydra.run.dir={run}"]
         started, before = time.perf_counter(), os.times()
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
         minutes, after = (time.perf_counter() - started) / 60, os.times()
         cpu = sum(after[2:4]) - sum(before[2:4])  # of processes that have ended
-        folders = [run / f"seed-{seed}" for seed in range(seeds)] if seeds > 1 else [run]
-        if not all((own / "result.json").exists() for own in folders):
+        folders = {seed: run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds}
+        if not all((own / "result.json").exists() for own in folders.values()):
             said = last_line(done.stderr) or last_line(done.stdout) or "no output"
             raise ConfigError(f"{' '.join(overrides)}: exit code {done.returncode}, {said}")
         named = re.search(r"^recipe: (\w+)", done.stdout, re.MULTILINE)
         times = {"minutes": round(minutes, 1), "cpu_minutes": round(cpu / 60, 1)}
         about = {"name": named.group(1) if named else "", **times}
-        rows = [{"seed": seed, **about, **_looked_again(_row(own), own)} for seed, own in enumerate(folders)]
+        rows = [{"seed": seed, **about, **_looked_again(_row(own), own)} for seed, own in folders.items()]
         if not all(row["returns"] for row in rows):
             raise ConfigError(f"{' '.join(overrides)}: a seed ended before its first evaluation")
         if drawn is not None:
-            median = sorted(rows, key=lambda row: page.curve(row)[-1])[seeds // 2]["seed"]
+            median = sorted(rows, key=lambda row: page.curve(row)[-1])[len(rows) // 2]["seed"]
             command = [sys.executable, "-m", "rlstable.render", f"run={folders[median]}", f"out={drawn}"]
             done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
             if done.returncode:
@@ -146,9 +146,10 @@ def _looked_again(row: Row, folder: Path) -> Row:
     return {**row, **found}
 
 
-def missing(rows: Sequence[Row], name: str, seeds: int) -> bool:
+def missing(rows: Sequence[Row], name: str, seeds: int) -> range:
+    """Returns the seeds that the recipe of a task has not trained."""
     own = results.matching(rows, task=name, recipe=recipe(tasks()[name].command))
-    return len({row["seed"] for row in own}) < seeds
+    return range(max((row["seed"] + 1 for row in own), default=0), seeds)
 
 
 def stale(rows: Sequence[Row], name: str) -> bool:
@@ -182,8 +183,8 @@ def _main(argv: Sequence[str] | None) -> None:
     for name in () if asked.page else asked.only or tasks():
         command = tasks()[name].command
         try:
-            if missing(results.read(asked.out), name, asked.seeds):
-                rows = train(command, asked.seeds, ROOT / "runs" / "tasks" / name.replace(":", "_"))
+            if seeds := missing(results.read(asked.out), name, asked.seeds):
+                rows = train(command, seeds, ROOT / "runs" / "tasks" / name.replace(":", "_"))
                 results.add(asked.out, [{"task": name, "recipe": recipe(command), **row, **about()} for row in rows])
                 last = ", ".join(f"{row['returns'][-1]:.4g}" for row in rows)
                 print(f"{name:28} {last} ({rows[0]['minutes']} min)", flush=True)

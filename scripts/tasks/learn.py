@@ -12,7 +12,7 @@ from scripts import pages, results
 from scripts.results import Row
 
 _THRESHOLDS = Path(__file__).parent / "learn.yaml"
-_Train = Callable[[Sequence[str], int], list[Row]]
+_Train = Callable[[Sequence[str], range], list[Row]]
 
 
 def judge(rows: Sequence[Row], wanted: Mapping[str, Any]) -> bool:
@@ -32,7 +32,7 @@ def main(short: bool, train: _Train, about: Mapping[str, Any], out: Path, thresh
     missed = []
     for name, wanted in asked["tasks"].items():
         if not short or wanted.get("short"):
-            rows = train(wanted["command"].split(), asked["seeds"])
+            rows = train(wanted["command"].split(), range(asked["seeds"]))
             last, given = [row["returns"][-1] for row in rows], [row["handed_over"] for row in rows]
             found[name] = {"last": last, "handed_over": given}
             missed += [] if judge(rows, wanted) else [name]

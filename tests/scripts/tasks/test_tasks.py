@@ -90,7 +90,9 @@ def test_line_of_a_task_has_returns_falls_curve_and_record():
 
 def test_minutes_are_those_of_a_seed_and_of_a_core_where_they_were_measured():
     assert page.minutes([row(seed, [1.0]) for seed in range(2)]) == 3.1 / 2
-    assert page.minutes([row(seed, [1.0], cpu_minutes=2.0) for seed in range(2)]) == 1.0
+    first = [row(seed, [1.0], cpu_minutes=2.0) for seed in range(2)]
+    assert page.minutes(first) == 1.0
+    assert page.minutes([*first, row(2, [1.0], cpu_minutes=4.0)]) == 2.0  # seeds that were added later
 
 
 def test_seed_that_learned_next_to_nothing_is_stuck_and_cannot_fall():
@@ -141,11 +143,11 @@ def test_page_says_how_many_tasks_reach_their_record(tmp_path):
 
 def test_changed_recipe_makes_the_rows_of_a_task_stale():
     rows = [row(seed, [1.0], recipe="old") for seed in range(5)]
-    assert study.missing(rows, "brax:hopper", 5)
+    assert study.missing(rows, "brax:hopper", 5) == range(5)
     current = study.recipe(["env=hopper"])
     rows = [row(seed, [1.0], recipe=current) for seed in range(5)]
     assert not study.missing(rows, "brax:hopper", 5)
-    assert study.missing(rows[:4], "brax:hopper", 5)
+    assert study.missing(rows[:3], "brax:hopper", 5) == range(3, 5)
     assert study.recipe(["env=hopper", "ppo.discounting=0.5"]) != current
 
 
@@ -170,13 +172,13 @@ def test_missed_threshold_is_named_and_stays_in_the_history(tmp_path, capsys):
 
     def train(overrides, seeds):
         asked.append((overrides, seeds))
-        return [{"returns": [0.0, 20.0 if overrides == ["env=hopper"] else 4.0], "handed_over": 9.0}] * seeds
+        return [{"returns": [0.0, 20.0 if overrides == ["env=hopper"] else 4.0], "handed_over": 9.0}] * len(seeds)
 
     out = tmp_path / "learn.jsonl"
     assert learn.main(True, train, {"commit": "abc"}, out, file) is None
     assert learn.main(False, train, {"commit": "def"}, out, file) == "learn: too low a return: brax:ant"
     assert "brax:hopper                  20 (handed over at least 9); above the interval" in capsys.readouterr().out
-    assert asked == [(["env=hopper"], 2), (["env=hopper"], 2), (["env=ant", "total_steps=1"], 2)]
+    assert asked == [(["env=hopper"], range(2))] * 2 + [(["env=ant", "total_steps=1"], range(2))]
     history = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["missed"] for row in history] == [[], ["brax:ant"]]
     assert "**4 (handed over at least 9)**" in (tmp_path / "tasks.md").read_text()
@@ -193,7 +195,8 @@ def test_fallen_seeds_are_evaluated_again_and_failures_after_training_keep_the_r
             return subprocess.CompletedProcess(command, int(fails), found, "no checkpoint")
         if command[2] == "rlstable.render":
             return subprocess.CompletedProcess(command, 2, "", " ".join(command[2:]))
-        for seed, returned in enumerate((5.0, 9.0, 7.0)):
+        assert command[4:6] == ["seed=2", "seeds=3"]
+        for seed, returned in enumerate((5.0, 9.0, 7.0), start=2):
             folder = Path(cwd) / "run" / f"seed-{seed}"
             folder.mkdir(parents=True)
             (folder / "result.json").write_text('{"return": 9.0, "stop_reason": "completed"}')
@@ -201,16 +204,16 @@ def test_fallen_seeds_are_evaluated_again_and_failures_after_training_keep_the_r
         return subprocess.CompletedProcess(command, 0, "recipe: cpu (recipe_for=auto)\n", "")
 
     monkeypatch.setattr(study.subprocess, "run", run)
-    rows = study.train(["env=hopper"], 3, tmp_path)
+    rows = study.train(["env=hopper"], range(2, 5), tmp_path)
     assert [(row["name"], row["seed"], row["returns"]) for row in rows] == [
-        ("cpu", seed, [returned]) for seed, returned in enumerate((5.0, 9.0, 7.0))
+        ("cpu", seed, [returned]) for seed, returned in enumerate((5.0, 9.0, 7.0), start=2)
     ]
     again = [(row["handed_over"], row["last_again"]) for row in rows]
     fallen = (9.0, None) if fails else (8.0, 7.5)
     assert again == [fallen, (9.0, None), fallen]  # 5 and 7 are below 0.8 of 9
     said = capsys.readouterr().err
     assert said.count("tasks: a fall is not confirmed: no checkpoint") == 2 * fails
-    assert "tasks: no episodes are drawn: rlstable.render run=" in said and f"run/seed-2 out={tmp_path}" in said
+    assert "tasks: no episodes are drawn: rlstable.render run=" in said and f"run/seed-4 out={tmp_path}" in said
 
 
 @pytest.mark.slow
