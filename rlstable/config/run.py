@@ -281,10 +281,9 @@ class Config(Section, at=""):
         unchanged = self.env.source != "object" or (self.eval.env_kwargs is None and not self.eval.randomize)
         require(unchanged, "eval.env_kwargs", "must be null and eval.randomize false with an environment object")
         recordings, evals = self.render.every, self.eval.num_evals
-        longest = max(10 * self.total_steps, _LONG_EPISODE)
-        fits = self.env.episode_length <= longest or not (evals or self.eval.at_start)
+        fits = self.env.episode_length <= self.longest_played or not (evals or self.eval.at_start)
         far = f"is far above total_steps={self.total_steps}, and an evaluation plays whole episodes"
-        text = f"{self.env.episode_length} {far}; it must be at most {longest}, unless eval.num_evals=0"
+        text = f"{self.env.episode_length} {far}; it must be at most {self.longest_played}, unless eval.num_evals=0"
         require(fits, "env.episode_length", text)
         few = f"{recordings} must not exceed eval.num_evals={evals}, because evaluations record"
         require(recordings <= evals, "render.every", few)
@@ -296,6 +295,11 @@ class Config(Section, at=""):
         mirrored = self.ppo.symmetry is None or self.env.source == "robot"
         require(mirrored, "ppo.symmetry", "needs env=robot, whose observations have names; set it to null")
         return self
+
+    @property
+    def longest_played(self) -> int:
+        """Steps of the longest episode that evaluations and the return watch play."""
+        return max(10 * self.total_steps, _LONG_EPISODE)
 
     @property
     def each_seed(self) -> range:

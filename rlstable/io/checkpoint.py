@@ -30,6 +30,7 @@ from rlstable.io.files import one_line, subfolder
 from rlstable.io.run_folder import confirmed_of, require_usable_name, steps_in
 from rlstable.io.store import (
     RETIRED,
+    Score,
     delete_leftovers,
     finite,
     first_readable,
@@ -75,7 +76,8 @@ class Checkpoints:
         self._failures = 0  # in a row
         self._retry_at: int | None = None  # number
         self._manager: Any = None
-        self._scores: dict[int, float | None] = {}  # of the checkpoints on disk whose manifest can be read
+        self._scores: dict[int, Score] = {}  # of the checkpoints on disk whose manifest can be read
+        self.confirmed: int | None = None  # number that the folder's `result.json` had when it was opened
         self._pending: int | None = None  # number of the save that runs in the background
         self.error: Exception | None = None  # of the last save that failed
 
@@ -101,13 +103,14 @@ class Checkpoints:
         """Saves one checkpoint; its number is greater than all before. Then arrays may be donated and `host` changed.
 
         `state` is any tree of arrays, `policy` a nested dict of arrays, and `host` JSON data for the manifest. A policy
-        whose score is None or not finite is never best. Returns whether the save succeeded, or started in the
-        background.
+        whose score is None or not finite is never best. Scores are compared if `scored_by` in their host data is the
+        same. Returns whether the save succeeded, or started in the background.
         """
         self.wait()
         score = finite(score)
         try:
-            self._begin(number, score, functools.partial(items_of, number, state, policy, host, score))
+            items = functools.partial(items_of, number, state, policy, host, score)
+            self._begin(number, Score(score, host.get("scored_by")), items)
             if self.failing:  # TensorStore keeps writing for a moment after its first error, so this save is read back
                 verify(self._manager, self.directory, number)
                 failures, self._failures, self._retry_at = self._failures, 0, None
@@ -130,8 +133,7 @@ class Checkpoints:
         """Numbers on disk with their scores, the best first; the later one first if scores are equal."""
         steps = self.all()
         self._open()
-        scores = {step: score for step in steps if (score := self._scores.get(step)) is not None}
-        return [(step, scores[step]) for step in ranked(scores, steps)]
+        return ranked(self._scores, steps)
 
     def host_data(self, number: int) -> dict[str, Any] | None:
         """The JSON data of one checkpoint; None if it is missing or damaged."""
@@ -217,11 +219,12 @@ class Checkpoints:
                 return None
             delete_leftovers(self.directory)
             self._scores = {}
-            self._manager = open_manager(self.directory, self._config, self._scores)
+            self.confirmed = confirmed_of(self.directory.parent).get("confirmed_checkpoint")
+            self._manager = open_manager(self.directory, self._config, self._scores, self.confirmed)
             self._scores.update(read_scores(self._manager, self.directory, steps_in(self.directory)))
         return self._manager
 
-    def _begin(self, number: int, score: float | None, make_items: Callable[[], Any]) -> None:
+    def _begin(self, number: int, score: Score, make_items: Callable[[], Any]) -> None:
         """Starts orbax's write, and waits for it unless it runs in the background."""
         if not self._in_place():
             raise FileNotFoundError("the run folder was deleted, moved or replaced")
@@ -312,7 +315,7 @@ def restore_policy(
             # Checkpoints with an unreadable score come first: they may be the best, so their damage must be reported.
             unknown = [step for step in reversed(steps) if step not in scores]
             best = [step for step in steps if step == confirmed.get("confirmed_checkpoint")]
-            return list(dict.fromkeys([*best, *unknown, *ranked(scores, steps), *reversed(steps)]))
+            return list(dict.fromkeys([*best, *unknown, *dict(ranked(scores, steps)), *reversed(steps)]))
         return steps[::-1] if which == "latest" else [step for step in steps if step == which]
 
     def read(step: int) -> tuple[int, dict[str, Any], Manifest]:

@@ -13,7 +13,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -42,11 +42,14 @@ def preload() -> None:
 
 
 def open_manager(
-    directory: Path, config: CheckpointConfig | None, scores: Mapping[int, float | None] | None = None
+    directory: Path,
+    config: CheckpointConfig | None,
+    scores: Mapping[int, Score] | None = None,
+    confirmed: int | None = None,
 ) -> Any:
     """Opens orbax's manager for an existing folder; without `config` it only reads.
 
-    The manager reads the scores of all checkpoints at every save.
+    The manager reads the scores of all checkpoints at every save. It never deletes the `confirmed` checkpoint.
     """
     import orbax.checkpoint as ocp
 
@@ -57,7 +60,7 @@ def open_manager(
     if config is not None:
         policies = [
             ocp.checkpoint_managers.LatestN(config.keep),
-            _KeepBest(config.keep_best, {} if scores is None else scores),
+            _KeepBest(config.keep_best, {} if scores is None else scores, confirmed),
         ]
         if config.keep_period is not None:
             policies.append(ocp.checkpoint_managers.EveryNSteps(config.keep_period))
@@ -99,26 +102,43 @@ def _alone() -> Any:
     return ocp.options.MultiprocessingOptions(own, {own}, f"process-{own}")
 
 
+class Score(NamedTuple):
+    """The return of a checkpoint.
+
+    Attributes:
+        value: None if the checkpoint was not evaluated.
+        scored_by: Digest of the settings that the return depends on; only returns with the same one can be compared.
+    """
+
+    value: float | None
+    scored_by: str | None
+
+
 class _KeepBest:
-    """Orbax preservation policy: keeps the `n` best by score, and all with an unknown score, which may be the best.
+    """Orbax preservation policy: keeps the `n` best of comparable scores, the confirmed, and those of unknown score.
 
     Orbax's own BestN keeps checkpoints without a score, and reads scores that have no checksum.
     """
 
-    def __init__(self, n: int, scores: Mapping[int, float | None]):
+    def __init__(self, n: int, scores: Mapping[int, Score], confirmed: int | None):
         self._n = n
         self._scores = scores
+        self._confirmed = confirmed
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        steps = [info.step for info in checkpoints]
-        best = ranked(self._scores, steps)[: self._n]
-        return [step in best or step not in self._scores for step in steps]
+        steps, kept = [info.step for info in checkpoints], {self._confirmed}
+        for own in {score.scored_by for score in self._scores.values()}:
+            scores = {step: score for step, score in self._scores.items() if score.scored_by == own}
+            kept |= {step for step, _ in ranked(scores, steps)[: self._n]}
+        return [step in kept or step not in self._scores for step in steps]
 
 
-def ranked(scores: Mapping[int, float | None], steps: Iterable[int]) -> list[int]:
-    """The steps that have a score, the best first; the later one first if scores are equal."""
-    known = [(score, step) for step in steps if (score := scores.get(step)) is not None]
-    return [step for _, step in sorted(known, reverse=True)]
+def ranked(scores: Mapping[int, Score], steps: Iterable[int]) -> list[tuple[int, float]]:
+    """Steps with their scores, the best first, of equal scores the later one; only those comparable with the newest."""
+    own = scores[max(scores)].scored_by if scores else None
+    found = ((step, scores[step]) for step in steps if step in scores)
+    known = [(step, score.value) for step, score in found if score.value is not None and score.scored_by == own]
+    return sorted(known, key=lambda pair: (pair[1], pair[0]), reverse=True)
 
 
 def items_of(
@@ -170,12 +190,13 @@ def read_arrays(manager: Any, step: int, item: str, leaves: Sequence[Leaf]) -> d
         return arrays
 
 
-def read_scores(manager: Any, folder: Path, steps: Iterable[int]) -> dict[int, float | None]:
+def read_scores(manager: Any, folder: Path, steps: Iterable[int]) -> dict[int, Score]:
     """The scores of all checkpoints whose manifest can be read."""
     scores = {}
     for step in steps:
         with contextlib.suppress(Damaged, ConfigError):
-            scores[step] = read_manifest(manager, folder, step).score
+            manifest = read_manifest(manager, folder, step)
+            scores[step] = Score(manifest.score, manifest.host.get("scored_by"))
     return scores
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -169,7 +170,12 @@ class Evaluator:
 
 def snapshot_of(state: TrainState, key: jax.Array) -> PolicySnapshot:
     params, statistics = sharding.first_device((state.params, state.normalizer))
-    return PolicySnapshot(params, statistics, key)
+    return without_critic(params, statistics, key)
+
+
+def without_critic(params: Params, statistics: Statistics, key: jax.Array) -> PolicySnapshot:
+    """The parts with which a policy acts, so that an evaluation of a saved policy has the same program."""
+    return PolicySnapshot({"policy": params["policy"]}, dataclasses.replace(statistics, value=None), key)
 
 
 def valid_episodes(episodes: Episodes) -> np.ndarray:

@@ -135,7 +135,7 @@ def load_policy_environment(
     env = run.config.env if backend is None else run.config.env.model_copy(update={"backend": backend})
     config = run.config.model_copy(update={"eval": evaluation, "env": env})
     enable_program_cache(config.compile_cache)
-    loaded = load(config.env, config.eval.env_kwargs)
+    loaded = load(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
     _require_fit(run.policy, loaded.env, config, backend)
     return config, loaded
 

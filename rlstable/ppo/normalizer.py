@@ -171,6 +171,11 @@ def _std(mean: PyTree, variance: PyTree, config: PPOConfig, shift: float | None)
     return jax.tree.map(divisor, mean, variance)
 
 
+def of_scalars(config: PPOConfig) -> PPOConfig:
+    """The settings for statistics of rewards and value targets, without those that concern observations only."""
+    return config.model_copy(update={"normalize_until_count": None, "normalize_observations_std_eps": 0.0})
+
+
 def outlier_share(observation: PyTree, statistics: Statistics, outlier: float) -> jax.Array:
     """Share of an observation's elements beyond `outlier` standard deviations, `[...]`."""
     leaves = jax.tree.leaves(normalize(observation, statistics))

@@ -47,7 +47,8 @@ def shape(
     reward = data.reward
     if returns.statistics is not None and returns.running is not None:
         discounted, running = _discounted(data, returns.running, config.discounting)
-        statistics = normalizer.update(returns.statistics, discounted, data.valid, config).statistics
+        settings = normalizer.of_scalars(config)
+        statistics = normalizer.update(returns.statistics, discounted, data.valid, settings).statistics
         returns = Returns(statistics, running)
         reward = reward / statistics.std
     metrics = {"training/reward_greatest": masked.maximum(jnp.abs(limiters.clip(reward, limit)), data.valid)}

@@ -56,4 +56,5 @@ class ValueUnits:
         loss, preprocessed = self.objective.loss, preprocess_batch(self.networks, statistics, data)
         targets = self.objective.targets(params, statistics, preprocessed).value
         targets = limiters.clip(targets, loss.limits.value_target)
-        return normalizer.update(value, targets, data.valid, loss.config, least_rate=_RATE).statistics
+        settings = normalizer.of_scalars(loss.config)
+        return normalizer.update(value, targets, data.valid, settings, least_rate=_RATE).statistics

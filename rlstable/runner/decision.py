@@ -10,7 +10,7 @@ import numpy as np
 
 from rlstable.config import Config
 from rlstable.config.supervise import RAISE_PRECISION
-from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
+from rlstable.policy.evaluator import PolicySnapshot, snapshot_of, without_critic
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.host_state import HostState, SeedKeys
 from rlstable.runner.log import Row
@@ -100,6 +100,7 @@ class ReturnCheck:
     ):
         guard = config.guards.return_watch
         self.enabled = guard.enabled and config.supervise.recovery.enabled
+        self.enabled &= config.env.episode_length <= config.longest_played
         self._watch = ReturnWatch(guard.tolerance, guard.episodes, host.watch)
         self._total_steps = config.total_steps
         self._host = host
@@ -137,8 +138,7 @@ class ReturnCheck:
     def policy_pair(self, state: TrainState) -> tuple[PolicySnapshot, PolicySnapshot]:
         """The best and the present policy with the same random key, for the episodes of `compare`."""
         key = self._keys.comparison
-        params, statistics = self._snapshots.best.policy
-        return PolicySnapshot(params, statistics, key), snapshot_of(state, key)
+        return without_critic(*self._snapshots.best.policy, key), snapshot_of(state, key)
 
     def compare(self, best_returns: np.ndarray, present_returns: np.ndarray) -> None:
         """Decides whether the return has collapsed, from paired episodes of the policies of `policy_pair`.

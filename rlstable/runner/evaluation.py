@@ -138,9 +138,11 @@ def _is_due(seed: Seed) -> bool:
 
 def _candidates(seed: Seed) -> Iterator[Candidate]:
     """Reads the checkpoints to evaluate again, one by one; damaged checkpoints are logged and left out."""
-    best = [number for number, _ in seed.checkpoints.ranked()[: seed.config.checkpoint.confirm_best]]
+    checkpoints = seed.checkpoints
+    best = [number for number, _ in checkpoints.ranked()[: seed.config.checkpoint.confirm_best]]
+    before = [number for number in checkpoints.all() if number == checkpoints.confirmed]  # of a run that was resumed
     template = snapshot_of(seed.state, seed.keys.fresh_evaluation)
-    for number in dict.fromkeys([*best, *seed.checkpoints.all()[-1:]]):
+    for number in dict.fromkeys([*best, *before, *checkpoints.all()[-1:]]):
         try:
             arrays, _ = restore_policy(seed.run_dir, number, lambda kind, fields: seed.event(kind, **fields))
         except ConfigError:
@@ -151,7 +153,7 @@ def _candidates(seed: Seed) -> Iterator[Candidate]:
 def _policy_of(arrays: dict[str, Any], template: PolicySnapshot) -> PolicySnapshot:
     """The saved arrays of a policy, with the structure, dtypes and shardings of a policy to evaluate."""
     statistics = dataclasses.replace(template.statistics, **arrays["statistics"])
-    saved = template._replace(params={**template.params, "policy": arrays["params"]}, statistics=statistics)
+    saved = template._replace(params={"policy": arrays["params"]}, statistics=statistics)
     return jax.tree.map(
         lambda x, old: x if x is old else jax.device_put(np.asarray(x, old.dtype), old.sharding), saved, template
     )

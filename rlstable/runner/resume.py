@@ -19,8 +19,9 @@ from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
 from rlstable.runner.programs import Programs
-from rlstable.runner.saving import Saving
+from rlstable.runner.saving import TASK, Saving, scored_by, value_at
 from rlstable.supervise.memory import MemoryPlan
+from rlstable.supervise.return_watch import WatchMemory
 from rlstable.supervise.snapshots import NAMES, SavedState, template
 
 # Settings that a memory plan depends on; if one of them changed, the plan is made again.
@@ -28,9 +29,6 @@ _PLANNED_FOR = (
     "ppo.num_envs", "ppo.batch_size", "ppo.num_minibatches", "ppo.unroll_length", "ppo.gradient_accumulation",
     "env.envs_per_pass", "network", "supervise.memory",
 )  # fmt: skip
-
-# Settings of the task; if one of them changed, the saved first states are of another task.
-_TASK = ("env.source", "env.name", "env.kwargs", "env.xml", "env.task")
 
 # Settings that do not change training: where the run starts, logs and caches. A resume checks `devices` itself.
 _NO_TRAINING = frozenset({"resume", "seeds", "devices", "logging", "render", "compile_cache"})
@@ -71,7 +69,9 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
     old = saved["config"]
     loss_scale_changed = old["precision"] != new["precision"]
     tuning: dict[str, Any] = {"total_steps": first_state.tuning.total_steps}
-    if old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"]:
+    rate_changed = old["ppo"]["learning_rate"] != new["ppo"]["learning_rate"]
+    adapted = old["ppo"]["learning_rate_schedule"] == "adaptive_kl" != new["ppo"]["learning_rate_schedule"]
+    if rate_changed or adapted:
         tuning["learning_rate"] = first_state.tuning.learning_rate
     if loss_scale_changed:
         tuning["loss_scale"] = first_state.tuning.loss_scale
@@ -79,15 +79,20 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
     state = snapshots.load(tree, host.iteration, {name: saved[name] for name in NAMES} if enabled else {}, **tuning)
     host.step = int(state.counters.env_steps)
     saving.steps[host.logged_iteration] = host.logged_step
+    if scored_by(old) != scored_by(new):
+        host.best_return, host.last_return, host.watch = None, None, WatchMemory()
+        snapshots.best.clear()
+        snapshots.candidate.clear()
     if enabled and snapshots.last_good.empty:
         snapshots.last_good.keep(state, host.iteration, host.step)
     setup, num_envs = programs.setup(host), programs.num_envs(host)
     envs_changed = (saved["num_envs"], old["env"]["restore_info"]) != (num_envs, config.env.restore_info)
-    envs_changed |= any(value_at(old, key) != value_at(new, key) for key in _TASK)
+    task_changed = any(value_at(old, key) != value_at(new, key) for key in TASK)
+    envs_changed |= task_changed
     envs_changed |= old["env"].get("stagger", config.env.stagger) != config.env.stagger  # a run from before the key
     event = saving.log.event
     if envs_changed:
-        state = setup.reset_envs_and_pool(state, key())
+        state = setup.reset_envs_and_pool(state, key(), keep_models=not task_changed)
         event("environments_redrawn", num_envs=num_envs)
     if envs_changed or loss_scale_changed:
         state = programs.converted(host, state, key())
@@ -142,14 +147,6 @@ def changes(saved: Mapping[str, Any], config: Config) -> list[tuple[str, Any, An
     """The settings that differ from the configuration of a checkpoint: dotted key, old and new value."""
     differences = _differences(saved, config, config.model_dump(mode="json"), "")
     return [change for change in differences if change[0].partition(".")[0] not in _NO_TRAINING]
-
-
-def value_at(settings: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key of nested settings; None if it does not exist."""
-    value: Any = settings
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def _differences(

@@ -210,9 +210,10 @@ class TrainingSetup:
         """Adds empty incident slots to a state; a saved state has none."""
         return self._with(state, incident=jax.tree.map(_blank, self.shapes().incident))
 
-    def reset_envs_and_pool(self, state: TrainState, key: jax.Array) -> TrainState:
+    def reset_envs_and_pool(self, state: TrainState, key: jax.Array, keep_models: bool = True) -> TrainState:
+        """The state with new first states, with `keep_models` of the randomised models that the environments have."""
         env_state, pool = self._draw(key)
-        return self._with_envs(state, env_state, reset_pool=pool)
+        return self._with_envs(state, env_state, keep_models, reset_pool=pool)
 
     def reset_envs(self, state: TrainState, key: jax.Array) -> TrainState:
         return self._with_envs(state, self._draw_environments(key))
@@ -280,9 +281,9 @@ class TrainingSetup:
     def _pool(self, key: jax.Array) -> Any:
         return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)
 
-    def _with_envs(self, state: TrainState, env_state: Any, **parts: Any) -> TrainState:
+    def _with_envs(self, state: TrainState, env_state: Any, keep_models: bool = True, **parts: Any) -> TrainState:
         no_returns = None if state.running_return is None else np.zeros(self._config.ppo.num_envs, np.float32)
-        env_state = _with_models_of(state.env_state, env_state)
+        env_state = _with_models_of(state.env_state, env_state) if keep_models else env_state
         return self._with(state, env_state=env_state, running_return=no_returns, **parts)
 
     def _with(self, state: TrainState, **parts: Any) -> TrainState:

@@ -1,6 +1,8 @@
 """Domain randomisation: each environment has a separate model and keeps it."""
 
 import functools
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,7 +18,9 @@ from rlstable.envs.load import load
 from rlstable.envs.randomized import MODEL, RandomizedEnv
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
+from rlstable.policy import playback
 from rlstable.policy.evaluator import evaluation_env
+from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
@@ -48,6 +52,11 @@ class Weighted(PointMass):
 def masses(model: Model, rng: jax.Array) -> tuple[Model, Model]:
     mass = jax.vmap(lambda key: jax.random.uniform(key, (1,), minval=0.5, maxval=2.0))(rng)
     return model.replace(mass=mass), Model(mass=0, gravity=None)
+
+
+def heavy_masses(model: Model, rng: jax.Array) -> tuple[Model, Model]:
+    heavy, axes = masses(model, rng)
+    return heavy.replace(mass=10.0 * heavy.mass), axes
 
 
 def not_batched(model: Model, rng: jax.Array) -> tuple[Model, Model]:
@@ -131,9 +140,23 @@ def test_engine_that_carries_masses_steps_with_those_of_the_kept_model() -> None
 
 
 @pytest.mark.parametrize(("randomize", "expected"), [(False, PointMass), (True, RandomizedEnv)])
-def test_evaluation_is_randomised_only_on_request(randomize: bool, expected: type) -> None:
+def test_evaluation_is_randomised_only_on_request(
+    randomize: bool, expected: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = randomized_config(eval={"randomize": randomize})
     assert isinstance(evaluation_env(config).env, expected)
+    run: Any = SimpleNamespace(config=config, policy=None, folder=Path(), trust=True)
+    monkeypatch.setattr(playback, "_require_fit", lambda *_: None)
+    assert isinstance(playback.load_policy_environment(run, 2, True, None)[1].env, expected)
+
+
+def test_resume_with_another_randomisation_draws_other_models(tmp_path: Path) -> None:
+    first = TrainingLoop(randomized_config(total_steps=64, devices=1), tmp_path)
+    first.run()
+    changed = {"randomization_fn": "test_randomized:heavy_masses"}
+    second = TrainingLoop(randomized_config(total_steps=128, devices=1, resume="auto", env=changed), tmp_path)
+    assert mass_of(first.single.state.env_state).max() <= 2.0 < 5.0 <= mass_of(second.single.state.env_state).min()
+    second.close()
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from rlstable.io.run_folder import steps_in
 POLICY = {"w": np.ones(2, np.float32)}
 
 
-def save_scores(checkpoints: Checkpoints, scores: dict[int, float | None]) -> None:
+def save_scores(checkpoints: Checkpoints, scores: dict[int, float | None], **host: str) -> None:
     for number, score in scores.items():
-        assert checkpoints.save(number, {"x": np.full(2, number)}, POLICY, {"i": number}, score=score)
+        assert checkpoints.save(number, {"x": np.full(2, number)}, POLICY, {"i": number, **host}, score=score)
 
 
 def test_retention_keeps_latest_best_and_every_period(tmp_path):
@@ -33,6 +33,29 @@ def test_retention_keeps_latest_best_and_every_period(tmp_path):
         save_scores(checkpoints, {10: 8.0})
         assert checkpoints.all() == [2, 4, 9, 10]
         assert checkpoints.best() == 2
+
+
+def test_scores_of_another_task_are_kept_and_not_compared(tmp_path):
+    config = CheckpointConfig(keep=1, keep_best=1, asynchronous=False)
+    with Checkpoints(tmp_path, config) as checkpoints:
+        save_scores(checkpoints, {1: 90.0, 2: 80.0}, scored_by="easy")
+        assert checkpoints.best() == 1
+        save_scores(checkpoints, {3: None}, scored_by="hard")
+        assert checkpoints.best() is None and restore_policy(tmp_path, "best")[1]["i"] == 3
+    with Checkpoints(tmp_path, config) as checkpoints:
+        save_scores(checkpoints, {4: 7.0, 5: 5.0, 6: 6.0}, scored_by="hard")
+        assert (checkpoints.all(), checkpoints.ranked()) == ([1, 4, 6], [(4, 7.0), (6, 6.0)])
+    assert restore_policy(tmp_path, "best")[1]["i"] == 4
+
+
+def test_confirmed_checkpoint_of_a_run_that_is_resumed_is_kept(tmp_path):
+    config = CheckpointConfig(keep=1, keep_best=1, asynchronous=False)
+    with Checkpoints(tmp_path, config) as checkpoints:
+        save_scores(checkpoints, {1: 9.0, 2: 8.0})
+    (tmp_path / "result.json").write_text('{"confirmed_checkpoint": 2, "confirmed_return": 8.5}')
+    with Checkpoints(tmp_path, config) as checkpoints:
+        save_scores(checkpoints, {3: 5.0, 4: 6.0})
+        assert checkpoints.all() == [1, 2, 4]
 
 
 def test_checkpoints_in_a_folder_with_special_characters_are_read_back(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +25,14 @@ from rlstable.supervise.memory import Footprint, OutOfMemory
 class State:
     """The fields of a training state that an evaluation reads."""
 
-    params = jax.device_put(jnp.ones(3))
+    params: ClassVar[Any] = {"policy": jax.device_put(jnp.ones(3))}
     normalizer = normalizer.init(jax.ShapeDtypeStruct((3,), jnp.float32))
 
 
 def play(params: Any, statistics: Any, keys: jax.Array, key: jax.Array) -> Episodes:
     """Episodes whose rewards depend on their random keys alone."""
     reward = jax.vmap(jax.random.uniform)(keys)
-    return Episodes({"reward": reward * params[0]}, jnp.ones_like(reward), jnp.zeros_like(reward))
+    return Episodes({"reward": reward * params["policy"][0]}, jnp.ones_like(reward), jnp.zeros_like(reward))
 
 
 class Refusing(Evaluator):

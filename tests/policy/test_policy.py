@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import subprocess
@@ -26,6 +27,7 @@ from rlstable.config.networks import NetworkConfig
 from rlstable.config.run import CheckpointConfig
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.policy import Policy, load_policy
+from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.policy.policy import choose_action, policy_arrays, policy_spec
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
@@ -55,6 +57,18 @@ def test_loaded_policy_is_the_trained_policy(runner: TrainingLoop) -> None:
     np.testing.assert_allclose(policy.act(observations), expected, atol=1e-6)
     assert policy.act(np.zeros(4)).shape == (2,)
     assert policy.host["step"] == 128
+
+
+def test_evaluations_of_a_trained_and_of_a_loaded_policy_have_the_same_arguments(runner: TrainingLoop) -> None:
+    """Otherwise a cached evaluation of training could not play the policy of a run, and the other way round."""
+    policy, key = rlstable.load_policy(runner.run_dir), jax.random.PRNGKey(0)
+    units = normalizer.init(jax.ShapeDtypeStruct((), np.float32))
+    state = runner.single.state
+    state = dataclasses.replace(state, normalizer=dataclasses.replace(state.normalizer, value=units))
+    trained, loaded = snapshot_of(state, key), PolicySnapshot(policy.params, policy.statistics, key)
+    assert jax.tree.structure(trained) == jax.tree.structure(loaded)
+    shapes = ([(x.shape, x.dtype) for x in jax.tree.leaves(one)] for one in (trained, loaded))
+    assert next(shapes) == next(shapes)
 
 
 def test_loading_a_policy_imports_neither_the_environment_nor_brax(runner: TrainingLoop, tmp_path: Path) -> None:

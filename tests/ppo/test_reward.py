@@ -24,6 +24,9 @@ def config(**ppo):
 
 
 NORMALIZED = config(normalize_rewards=True)
+OF_OBSERVATIONS = config(
+    normalize_rewards=True, normalize_observations_mode="ema", normalize_until_count=1, normalize_observations_std_eps=1
+)
 
 
 def transition(rewards, end=None, valid=None, value=None, time_out=None):
@@ -76,8 +79,11 @@ def by_device(x, devices):
     return np.concatenate([part.reshape(-1, T) for part in parts])
 
 
-@pytest.mark.parametrize(("unrolls", "masking", "devices"), [(1, False, 1), (3, True, 1), (3, True, 2)])
-def test_reward_normalisation_equals_gymnasium(unrolls, masking, devices):
+@pytest.mark.parametrize(
+    ("unrolls", "masking", "devices", "settings"),
+    [(1, False, 1, NORMALIZED), (3, True, 1, NORMALIZED), (3, True, 2, NORMALIZED), (1, False, 1, OF_OBSERVATIONS)],
+)
+def test_reward_normalisation_equals_gymnasium(unrolls, masking, devices, settings):
     """Episodes end within and between unrolls; statistics are those of all devices together."""
     reference, returns = NormalizeReward(), reward.init_returns(ENVS, NORMALIZED)
     for seed in range(2):
@@ -85,7 +91,7 @@ def test_reward_normalisation_equals_gymnasium(unrolls, masking, devices):
         data = transition(*(by_device(x, devices) for x in (rewards, end)), by_device(valid, devices))
         if not masking:
             data = data._replace(valid=None)
-        returns, shaped, metrics = shaping(devices)(returns, data)
+        returns, shaped, metrics = shaping(devices, settings=settings)(returns, data)
         expected = by_device(reference(rewards, end, valid), devices)
         np.testing.assert_allclose(shaped.reward, expected, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(returns.running, reference.running, rtol=1e-5, atol=1e-6)

@@ -53,8 +53,8 @@ def on_one_device(function):
 
 
 @functools.cache
-def following(*limits):
-    own = ppo(True, limits)
+def following(*limits, **settings):
+    own = ppo(True, limits, **settings)
     return on_one_device(ValueUnits(own.networks.without_preprocessing, own._objective).after_sgd)
 
 
@@ -78,12 +78,17 @@ def test_value_estimates_do_not_change_with_the_units(sample, mean, std, layer_n
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), back, params)
 
 
-@pytest.mark.parametrize("limit", [None, 1.5])
-def test_target_statistics_equal_numpy_over_valid_targets(sample, limit):
+OF_OBSERVATIONS = {
+    "normalize_observations_mode": "ema", "normalize_until_count": 1, "normalize_observations_std_eps": 1.0
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("limit", "settings"), [(None, {}), (1.5, {}), (None, OF_OBSERVATIONS)])
+def test_target_statistics_equal_numpy_over_valid_targets(sample, limit, settings):
     """Over two batches, with the targets limited as in the loss; estimates do not change."""
     params, statistics, data = sample
     networks, objective = ppo().networks, ppo()._objective
-    follow = following(*([("value_target", limit)] if limit else []))
+    follow = following(*([("value_target", limit)] if limit else []), **settings)
     statistics = dataclasses.replace(statistics, value=NOTHING)
     estimates = on_one_device(objective.targets)
     seen = []

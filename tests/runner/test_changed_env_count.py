@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys import tiny_config
 
 from rlstable.config import Config
 from rlstable.runner.loop import TrainingLoop
+from rlstable.supervise.return_watch import WatchMemory
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -56,6 +59,30 @@ def test_resume_that_staggers_the_environments_resets_them(tmp_path: Path) -> No
     second.single.log.logbook.wait()
     assert len(events(tmp_path, "environments_redrawn")) == 1
     assert np.asarray(second.single.state.env_state.info["steps"]).tolist() == [0, 1, 3, 4, 6, 7, 9, 10]
+
+
+def test_resume_with_another_task_compares_no_return_of_the_one_before(tmp_path: Path) -> None:
+    TrainingLoop(config(4), tmp_path).run()
+    second = TrainingLoop(config(8, resume="auto", env={"kwargs": {"bound": 1.0}}), tmp_path)
+    seed = second.single
+    assert [number for number, _ in seed.checkpoints.ranked()] == [4, 2]
+    assert seed.host.best_return is None and seed.host.watch == WatchMemory() and seed.snapshots.best.empty
+    assert second.run().stop_reason is StopReason.completed
+    assert seed.checkpoints.ranked() == [(8, seed.host.best_return)]
+
+
+@pytest.mark.parametrize(("schedule", "rate"), [("constant", 3e-4), ("adaptive_kl", 0.5)])
+def test_resume_without_the_adaptive_schedule_starts_from_the_configured_rate(
+    tmp_path: Path, schedule: str, rate: float
+) -> None:
+    ppo = {**config(2).ppo.model_dump(), "learning_rate": 3e-4, "learning_rate_schedule": "adaptive_kl"}
+    first = TrainingLoop(config(1, ppo=ppo), tmp_path)
+    tuning = dataclasses.replace(first.single.state.tuning, learning_rate=jnp.float32(0.5))
+    first.single.saving.save(dataclasses.replace(first.single.state, tuning=tuning), None)
+    first.close()
+    second = TrainingLoop(config(2, ppo=ppo | {"learning_rate_schedule": schedule}, resume="auto"), tmp_path)
+    assert float(second.single.state.tuning.learning_rate) == np.float32(rate)
+    second.close()
 
 
 def test_resume_that_restores_info_resets_the_environments(tmp_path: Path) -> None:

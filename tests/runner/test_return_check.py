@@ -63,6 +63,13 @@ def test_training_chooses_the_best_state_only_before_the_first_evaluation(run: R
     assert run.best == 11
 
 
+@pytest.mark.parametrize(("length", "enabled"), [(100_000, True), (100_001, False)])
+def test_episodes_that_evaluations_may_not_play_are_not_played_by_the_return_watch(length: int, enabled: bool) -> None:
+    config = tiny_config(guards={}, supervise={}, eval={"num_evals": 0}, env={"episode_length": length})
+    made: Any = None
+    assert ReturnCheck(config, HostState(), made, Snapshots(None), made).enabled is enabled
+
+
 def test_refuted_fall_does_not_let_a_lower_evaluation_replace_the_best_state(run: Run) -> None:
     for n in range(20):
         run.iterate(float(n), float(n))
