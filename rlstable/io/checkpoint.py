@@ -31,6 +31,7 @@ from rlstable.io.run_folder import confirmed_of, require_usable_name, steps_in
 from rlstable.io.store import (
     RETIRED,
     Score,
+    best_of_each_kind,
     delete_leftovers,
     finite,
     first_readable,
@@ -134,6 +135,13 @@ class Checkpoints:
         steps = self.all()
         self._open()
         return ranked(self._scores, steps)
+
+    def candidates(self, n: int) -> list[int]:
+        """Numbers on disk: the `n` best of each kind of score, that of the earlier confirmation, and the latest."""
+        steps = self.all()
+        self._open()
+        before = [step for step in steps if step == self.confirmed]
+        return list(dict.fromkeys([*best_of_each_kind(self._scores, steps, n), *before, *steps[-1:]]))
 
     def host_data(self, number: int) -> dict[str, Any] | None:
         """The JSON data of one checkpoint; None if it is missing or damaged."""

@@ -126,10 +126,8 @@ class _KeepBest:
         self._confirmed = confirmed
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        steps, kept = [info.step for info in checkpoints], {self._confirmed}
-        for own in {score.scored_by for score in self._scores.values()}:
-            scores = {step: score for step, score in self._scores.items() if score.scored_by == own}
-            kept |= {step for step, _ in ranked(scores, steps)[: self._n]}
+        steps = [info.step for info in checkpoints]
+        kept = {self._confirmed, *best_of_each_kind(self._scores, steps, self._n)}
         return [step in kept or step not in self._scores for step in steps]
 
 
@@ -139,6 +137,14 @@ def ranked(scores: Mapping[int, Score], steps: Iterable[int]) -> list[tuple[int,
     found = ((step, scores[step]) for step in steps if step in scores)
     known = [(step, score.value) for step, score in found if score.value is not None and score.scored_by == own]
     return sorted(known, key=lambda pair: (pair[1], pair[0]), reverse=True)
+
+
+def best_of_each_kind(scores: Mapping[int, Score], steps: Sequence[int], n: int) -> list[int]:
+    """The `n` best steps of the newest score and of those comparable with it, then of earlier kinds of score."""
+    kinds: dict[str | None, dict[int, Score]] = {}
+    for step in sorted(scores, reverse=True):
+        kinds.setdefault(scores[step].scored_by, {})[step] = scores[step]
+    return [step for own in kinds.values() for step, _ in ranked(own, steps)[:n]]
 
 
 def items_of(

@@ -138,11 +138,8 @@ def _is_due(seed: Seed) -> bool:
 
 def _candidates(seed: Seed) -> Iterator[Candidate]:
     """Reads the checkpoints to evaluate again, one by one; damaged checkpoints are logged and left out."""
-    checkpoints = seed.checkpoints
-    best = [number for number, _ in checkpoints.ranked()[: seed.config.checkpoint.confirm_best]]
-    before = [number for number in checkpoints.all() if number == checkpoints.confirmed]  # of a run that was resumed
     template = snapshot_of(seed.state, seed.keys.fresh_evaluation)
-    for number in dict.fromkeys([*best, *before, *checkpoints.all()[-1:]]):
+    for number in seed.checkpoints.candidates(seed.config.checkpoint.confirm_best):
         try:
             arrays, _ = restore_policy(seed.run_dir, number, lambda kind, fields: seed.event(kind, **fields))
         except ConfigError:

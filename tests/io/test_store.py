@@ -45,6 +45,7 @@ def test_scores_of_another_task_are_kept_and_not_compared(tmp_path):
     with Checkpoints(tmp_path, config) as checkpoints:
         save_scores(checkpoints, {4: 7.0, 5: 5.0, 6: 6.0}, scored_by="hard")
         assert (checkpoints.all(), checkpoints.ranked()) == ([1, 4, 6], [(4, 7.0), (6, 6.0)])
+        assert checkpoints.candidates(1) == [4, 1, 6]  # the run evaluates them again, with the same episodes
     assert restore_policy(tmp_path, "best")[1]["i"] == 4
 
 
@@ -55,7 +56,7 @@ def test_confirmed_checkpoint_of_a_run_that_is_resumed_is_kept(tmp_path):
     (tmp_path / "result.json").write_text('{"confirmed_checkpoint": 2, "confirmed_return": 8.5}')
     with Checkpoints(tmp_path, config) as checkpoints:
         save_scores(checkpoints, {3: 5.0, 4: 6.0})
-        assert checkpoints.all() == [1, 2, 4]
+        assert (checkpoints.all(), checkpoints.candidates(1)) == ([1, 2, 4], [1, 2, 4])
 
 
 def test_checkpoints_in_a_folder_with_special_characters_are_read_back(tmp_path):
