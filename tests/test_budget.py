@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[1]
 # Lines of Python per folder of the package; "" is the top level. Lower a number after a deletion; a larger number needs
 # an entry in docs/decisions.md.
 PACKAGE = {
-    "": 1025, "brax_ppo": 530, "cli": 605, "compilation": 980, "config": 1620, "device": 1165, "doctor": 1190,
-    "envs": 2815, "export": 560, "faults": 400, "guards": 990, "gym": 440, "io": 2210, "policy": 850, "ppo": 3065,
-    "render": 1070, "replay": 480, "report": 1430, "robot": 3035, "runner": 3440, "supervise": 2090,
+    "": 1025, "brax_ppo": 530, "cli": 605, "compilation": 980, "config": 1625, "device": 1165, "doctor": 1190,
+    "envs": 2815, "export": 560, "faults": 400, "guards": 990, "gym": 440, "io": 2230, "policy": 850, "ppo": 3065,
+    "render": 1070, "replay": 480, "report": 1430, "robot": 3035, "runner": 3420, "supervise": 2090,
 }  # fmt: skip
-OTHERS = {"scripts": 3255, "tests": 29_745}
+OTHERS = {"scripts": 3255, "tests": 29_750}
 DOCS = 5020  # lines of Markdown
 
 

@@ -302,6 +302,11 @@ class Config(Section, at=""):
         return max(10 * self.total_steps, _LONG_EPISODE)
 
     @property
+    def watches_return(self) -> bool:
+        enabled = self.guards.return_watch.enabled and self.supervise.recovery.enabled
+        return enabled and self.env.episode_length <= self.longest_played
+
+    @property
     def each_seed(self) -> range:
         return range(self.seed, self.seed + self.seeds)
 

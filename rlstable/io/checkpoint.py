@@ -28,16 +28,14 @@ from rlstable.config.run import CheckpointConfig
 from rlstable.io.arrays import Damaged, Manifest, PyTree, describe, place, require_fit
 from rlstable.io.files import one_line, subfolder
 from rlstable.io.run_folder import confirmed_of, require_usable_name, steps_in
+from rlstable.io.scores import Score, best_of_each_kind, ranked, scored_by
 from rlstable.io.store import (
     RETIRED,
-    Score,
-    best_of_each_kind,
     delete_leftovers,
     finite,
     first_readable,
     items_of,
     open_manager,
-    ranked,
     read_arrays,
     read_manifest,
     read_scores,
@@ -61,6 +59,7 @@ class Checkpoints:
     process is lost, because Python ends orbax's threads first. Complete checkpoints stay intact.
 
     `in_place` returns whether the run folder is still this run's. If not, nothing in it is changed, and saves fail.
+    `settings` is the configuration, which says with which saved scores new ones can be compared.
     """
 
     def __init__(
@@ -69,7 +68,9 @@ class Checkpoints:
         config: CheckpointConfig,
         on_event: OnEvent | None = None,
         in_place: Callable[[], bool] = lambda: True,
+        settings: Mapping[str, Any] | None = None,
     ):
+        self._scored_by = scored_by(settings or {})
         self._in_place = in_place
         self.directory = Path(run_dir).absolute() / "checkpoints"
         self._config = config
@@ -78,7 +79,7 @@ class Checkpoints:
         self._retry_at: int | None = None  # number
         self._manager: Any = None
         self._scores: dict[int, Score] = {}  # of the checkpoints on disk whose manifest can be read
-        self.confirmed: int | None = None  # number that the folder's `result.json` had when it was opened
+        self.confirmed: int | None = None  # number that was confirmed before the run was resumed; never deleted
         self._pending: int | None = None  # number of the save that runs in the background
         self.error: Exception | None = None  # of the last save that failed
 
@@ -104,14 +105,14 @@ class Checkpoints:
         """Saves one checkpoint; its number is greater than all before. Then arrays may be donated and `host` changed.
 
         `state` is any tree of arrays, `policy` a nested dict of arrays, and `host` JSON data for the manifest. A policy
-        whose score is None or not finite is never best. Scores are compared if `scored_by` in their host data is the
-        same. Returns whether the save succeeded, or started in the background.
+        whose score is None or not finite is never best. Returns whether the save succeeded, or started in the
+        background.
         """
         self.wait()
         score = finite(score)
         try:
             items = functools.partial(items_of, number, state, policy, host, score)
-            self._begin(number, Score(score, host.get("scored_by")), items)
+            self._begin(number, Score(score, self._scored_by), items)
             if self.failing:  # TensorStore keeps writing for a moment after its first error, so this save is read back
                 verify(self._manager, self.directory, number)
                 failures, self._failures, self._retry_at = self._failures, 0, None
@@ -134,7 +135,7 @@ class Checkpoints:
         """Numbers on disk with their scores, the best first; the later one first if scores are equal."""
         steps = self.all()
         self._open()
-        return ranked(self._scores, steps)
+        return ranked(self._scores, steps, self._scored_by)
 
     def candidates(self, n: int) -> list[int]:
         """Numbers on disk: the `n` best of each kind of score, that of the earlier confirmation, and the latest."""
@@ -227,8 +228,8 @@ class Checkpoints:
                 return None
             delete_leftovers(self.directory)
             self._scores = {}
-            self.confirmed = confirmed_of(self.directory.parent).get("confirmed_checkpoint")
-            self._manager = open_manager(self.directory, self._config, self._scores, self.confirmed)
+            self.confirmed = confirmed_of(self.directory.parent).get("confirmed_checkpoint", self.confirmed)
+            self._manager = open_manager(self.directory, self._config, self._scores, lambda: self.confirmed)
             self._scores.update(read_scores(self._manager, self.directory, steps_in(self.directory)))
         return self._manager
 
@@ -323,7 +324,8 @@ def restore_policy(
             # Checkpoints with an unreadable score come first: they may be the best, so their damage must be reported.
             unknown = [step for step in reversed(steps) if step not in scores]
             best = [step for step in steps if step == confirmed.get("confirmed_checkpoint")]
-            return list(dict.fromkeys([*best, *unknown, *dict(ranked(scores, steps)), *reversed(steps)]))
+            newest = scores[max(scores)].scored_by if scores else ""
+            return list(dict.fromkeys([*best, *unknown, *dict(ranked(scores, steps, newest)), *reversed(steps)]))
         return steps[::-1] if which == "latest" else [step for step in steps if step == which]
 
     def read(step: int) -> tuple[int, dict[str, Any], Manifest]:

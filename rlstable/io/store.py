@@ -13,7 +13,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ from rlstable.io.arrays import (
     manifest_to_json,
 )
 from rlstable.io.files import below, one_line
+from rlstable.io.scores import Score, best_of_each_kind, scored_by
 
 RETIRED = ".retired"
 _TEMPORARY = ".orbax-checkpoint-tmp"
@@ -45,7 +46,7 @@ def open_manager(
     directory: Path,
     config: CheckpointConfig | None,
     scores: Mapping[int, Score] | None = None,
-    confirmed: int | None = None,
+    confirmed: Callable[[], int | None] = lambda: None,
 ) -> Any:
     """Opens orbax's manager for an existing folder; without `config` it only reads.
 
@@ -102,49 +103,21 @@ def _alone() -> Any:
     return ocp.options.MultiprocessingOptions(own, {own}, f"process-{own}")
 
 
-class Score(NamedTuple):
-    """The return of a checkpoint.
-
-    Attributes:
-        value: None if the checkpoint was not evaluated.
-        scored_by: Digest of the settings that the return depends on; only returns with the same one can be compared.
-    """
-
-    value: float | None
-    scored_by: str | None
-
-
 class _KeepBest:
     """Orbax preservation policy: keeps the `n` best of comparable scores, the confirmed, and those of unknown score.
 
     Orbax's own BestN keeps checkpoints without a score, and reads scores that have no checksum.
     """
 
-    def __init__(self, n: int, scores: Mapping[int, Score], confirmed: int | None):
+    def __init__(self, n: int, scores: Mapping[int, Score], confirmed: Callable[[], int | None]):
         self._n = n
         self._scores = scores
         self._confirmed = confirmed
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         steps = [info.step for info in checkpoints]
-        kept = {self._confirmed, *best_of_each_kind(self._scores, steps, self._n)}
+        kept = {self._confirmed(), *best_of_each_kind(self._scores, steps, self._n)}
         return [step in kept or step not in self._scores for step in steps]
-
-
-def ranked(scores: Mapping[int, Score], steps: Iterable[int]) -> list[tuple[int, float]]:
-    """Steps with their scores, the best first, of equal scores the later one; only those comparable with the newest."""
-    own = scores[max(scores)].scored_by if scores else None
-    found = ((step, scores[step]) for step in steps if step in scores)
-    known = [(step, score.value) for step, score in found if score.value is not None and score.scored_by == own]
-    return sorted(known, key=lambda pair: (pair[1], pair[0]), reverse=True)
-
-
-def best_of_each_kind(scores: Mapping[int, Score], steps: Sequence[int], n: int) -> list[int]:
-    """The `n` best steps of the newest score and of those comparable with it, then of earlier kinds of score."""
-    kinds: dict[str | None, dict[int, Score]] = {}
-    for step in sorted(scores, reverse=True):
-        kinds.setdefault(scores[step].scored_by, {})[step] = scores[step]
-    return [step for own in kinds.values() for step, _ in ranked(own, steps)[:n]]
 
 
 def items_of(
@@ -202,7 +175,7 @@ def read_scores(manager: Any, folder: Path, steps: Iterable[int]) -> dict[int, S
     for step in steps:
         with contextlib.suppress(Damaged, ConfigError):
             manifest = read_manifest(manager, folder, step)
-            scores[step] = Score(manifest.score, manifest.host.get("scored_by"))
+            scores[step] = Score(manifest.score, scored_by(manifest.host.get("config", {})))
     return scores
 
 

@@ -149,7 +149,7 @@ def record_random(config: Config, episodes: int, seed: int = 0) -> RecordedEpiso
     check_flags()
     disable_async_dispatch()  # native physics needs the flag
     enable_program_cache(config.compile_cache)
-    loaded = load(config.env, config.eval.env_kwargs)
+    loaded = load(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
     recorder = EpisodeRecorder(config, None, loaded.env, loaded.backend, episodes)
     nothing: PyTree = {}
     return recorder.record(nothing, nothing, jax.random.PRNGKey(seed), 0)

@@ -99,8 +99,7 @@ class ReturnCheck:
         self, config: Config, host: HostState, keys: SeedKeys, snapshots: Snapshots, event: Callable[..., None]
     ):
         guard = config.guards.return_watch
-        self.enabled = guard.enabled and config.supervise.recovery.enabled
-        self.enabled &= config.env.episode_length <= config.longest_played
+        self.enabled = config.watches_return
         self._watch = ReturnWatch(guard.tolerance, guard.episodes, host.watch)
         self._total_steps = config.total_steps
         self._host = host

@@ -127,7 +127,7 @@ class SeedLog:
         row = self.telemetry.flush(host.elapsed) | evaluation
         if config.supervise.recovery.enabled:
             row["supervise/rollbacks"] = host.attempts.count
-            if config.guards.return_watch.enabled:
+            if config.watches_return:
                 row["guards/return_watch/trips"] = host.watch.collapses
         self._log_row(row)
 

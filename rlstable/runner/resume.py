@@ -15,14 +15,16 @@ from rlstable.config.schema import Section
 from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
 from rlstable.device.precision import Level
+from rlstable.io.scores import TASK, scored_by, value_at
 from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
 from rlstable.runner.programs import Programs
-from rlstable.runner.saving import TASK, Saving, scored_by, value_at
+from rlstable.runner.saving import Saving
 from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.return_watch import WatchMemory
 from rlstable.supervise.snapshots import NAMES, SavedState, template
+from rlstable.supervise.tally import SignMemory
 
 # Settings that a memory plan depends on; if one of them changed, the plan is made again.
 _PLANNED_FOR = (
@@ -66,6 +68,7 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
     if not hosts.is_writer():
         read["tree"], read["saved"] = checkpoints.restore(template_of, iteration)
     tree, saved = read["tree"], read["saved"]
+    host.confirmed = checkpoints.confirmed = checkpoints.confirmed or host.confirmed
     old = saved["config"]
     loss_scale_changed = old["precision"] != new["precision"]
     tuning: dict[str, Any] = {"total_steps": first_state.tuning.total_steps}
@@ -80,7 +83,9 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
     host.step = int(state.counters.env_steps)
     saving.steps[host.logged_iteration] = host.logged_step
     if scored_by(old) != scored_by(new):
-        host.best_return, host.last_return, host.watch = None, None, WatchMemory()
+        host.best_return, host.last_return = None, None
+        host.watch = WatchMemory(collapses=host.watch.collapses)
+        host.signs = SignMemory(records=host.signs.records, episodes=host.signs.episodes)
         snapshots.best.clear()
         snapshots.candidate.clear()
     if enabled and snapshots.last_good.empty:

@@ -7,8 +7,6 @@ gathered from all processes, and because all take the same decisions.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,26 +28,6 @@ from rlstable.runner.programs import Programs
 from rlstable.supervise.snapshots import Snapshots
 from rlstable.supervise.stop_reasons import SAVED, StopReason, command
 
-# Settings of the task; if one of them changed, the saved first states and randomised models are of another task.
-TASK = ("env.source", "env.name", "env.kwargs", "env.xml", "env.task", "env.randomization_fn", "env.randomize")
-_SCORED_BY = (
-    *TASK, "env.episode_length", "env.action_repeat", "eval.deterministic", "eval.randomize", "eval.env_kwargs",
-)  # fmt: skip
-
-
-def value_at(settings: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key of nested settings; None if it does not exist."""
-    value: Any = settings
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def scored_by(settings: Mapping[str, Any]) -> str:
-    """Digest of the settings that a return depends on; returns with different ones cannot be compared."""
-    text = json.dumps([value_at(settings, key) for key in _SCORED_BY], sort_keys=True)
-    return hashlib.blake2s(text.encode()).hexdigest()
-
 
 class Saving:
     """Saves the states of one seed, and counts the steps that are not saved."""
@@ -70,7 +48,8 @@ class Saving:
         self.log = log
         # Only the writer looks at its folder, since the other processes only read.
         in_place = (lambda: log.logbook.in_place) if hosts.is_writer() else bool
-        args = (run_dir, config.checkpoint, lambda kind, fields: log.event(kind, **fields), in_place)
+        settings = config.model_dump(mode="json")
+        args = (run_dir, config.checkpoint, lambda kind, fields: log.event(kind, **fields), in_place, settings)
         fails = config.fault.site == "disk"
         fault = config.fault.of_seed(config.seed)
         self.checkpoints = faults.FailingCheckpoints(fault, *args) if fails else Checkpoints(*args)
@@ -160,12 +139,10 @@ class Saving:
     def _metadata(self, score: float | None) -> dict[str, Any]:
         """The JSON beside the arrays of a checkpoint."""
         programs, setup = self.programs, self.programs.setup(self.host)
-        config = self.config.model_dump(mode="json")
         return {
             "host": dataclasses.asdict(self.host),
             "policy": policy_spec(setup.ppo.networks, setup.ppo.precision.matmul),
-            "config": config,
-            "scored_by": scored_by(config),
+            "config": self.config.model_dump(mode="json"),
             "devices": programs.mesh.size,
             "num_envs": programs.num_envs(self.host),
             "level": programs.level(self.host),

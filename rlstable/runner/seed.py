@@ -100,6 +100,7 @@ class Seed:
             return StopReason.completed
         fields = hosts.from_writer("result", lambda: read_result(self.run_dir)) or {}
         reached = fields.get("stop_reason") == StopReason.target_reached.name and fields.get("step") == self.host.step
+        reached &= self.host.best_return is not None  # None: resumed with another task
         return StopReason.target_reached if reached and stays_ended(fields, self.config) else None
 
     def start_from(self, params: Params, statistics: Statistics) -> None:

@@ -121,7 +121,7 @@ def _text(value: float) -> str:
 
 def minutes(own: Sequence[Row]) -> float:
     """Returns the minutes of one core per seed; older rows have those of a clock on a busy machine."""
-    return sum({row.get("cpu_minutes", row["minutes"]) for row in own}) / len(own)  # one number a training
+    return sum({(x.get("commit"), x["minutes"]): x.get("cpu_minutes", x["minutes"]) for x in own}.values()) / len(own)
 
 
 def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path, stale: Collection[str] = ()) -> None:

@@ -18,7 +18,7 @@ from rlstable.io.run_folder import steps_in
 POLICY = {"w": np.ones(2, np.float32)}
 
 
-def save_scores(checkpoints: Checkpoints, scores: dict[int, float | None], **host: str) -> None:
+def save_scores(checkpoints: Checkpoints, scores: dict[int, float | None], **host: object) -> None:
     for number, score in scores.items():
         assert checkpoints.save(number, {"x": np.full(2, number)}, POLICY, {"i": number, **host}, score=score)
 
@@ -37,13 +37,16 @@ def test_retention_keeps_latest_best_and_every_period(tmp_path):
 
 def test_scores_of_another_task_are_kept_and_not_compared(tmp_path):
     config = CheckpointConfig(keep=1, keep_best=1, asynchronous=False)
-    with Checkpoints(tmp_path, config) as checkpoints:
-        save_scores(checkpoints, {1: 90.0, 2: 80.0}, scored_by="easy")
+    easy, hard = ({"env": {"kwargs": {"height": height}}} for height in (1, 2))
+    with Checkpoints(tmp_path, config, settings=easy) as checkpoints:
+        save_scores(checkpoints, {1: 90.0, 2: 80.0}, config=easy)
         assert checkpoints.best() == 1
-        save_scores(checkpoints, {3: None}, scored_by="hard")
+    with Checkpoints(tmp_path, config, settings=hard) as checkpoints:
+        assert checkpoints.best() is None
+        save_scores(checkpoints, {3: None}, config=hard)
         assert checkpoints.best() is None and restore_policy(tmp_path, "best")[1]["i"] == 3
-    with Checkpoints(tmp_path, config) as checkpoints:
-        save_scores(checkpoints, {4: 7.0, 5: 5.0, 6: 6.0}, scored_by="hard")
+    with Checkpoints(tmp_path, config, settings=hard) as checkpoints:
+        save_scores(checkpoints, {4: 7.0, 5: 5.0, 6: 6.0}, config=hard)
         assert (checkpoints.all(), checkpoints.ranked()) == ([1, 4, 6], [(4, 7.0), (6, 6.0)])
         assert checkpoints.candidates(1) == [4, 1, 6]  # the run evaluates them again, with the same episodes
     assert restore_policy(tmp_path, "best")[1]["i"] == 4
@@ -55,8 +58,11 @@ def test_confirmed_checkpoint_of_a_run_that_is_resumed_is_kept(tmp_path):
         save_scores(checkpoints, {1: 9.0, 2: 8.0})
     (tmp_path / "result.json").write_text('{"confirmed_checkpoint": 2, "confirmed_return": 8.5}')
     with Checkpoints(tmp_path, config) as checkpoints:
-        save_scores(checkpoints, {3: 5.0, 4: 6.0})
-        assert (checkpoints.all(), checkpoints.candidates(1)) == ([1, 2, 4], [1, 2, 4])
+        save_scores(checkpoints, {3: 5.0})
+        (tmp_path / "result.json").unlink()  # the run trains
+        checkpoints._give_up(4, OSError())
+        save_scores(checkpoints, {5: 6.0})
+        assert (checkpoints.all(), checkpoints.candidates(1)) == ([1, 2, 5], [1, 2, 5])
 
 
 def test_checkpoints_in_a_folder_with_special_characters_are_read_back(tmp_path):

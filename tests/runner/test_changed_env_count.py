@@ -65,8 +65,9 @@ def test_resume_with_another_task_compares_no_return_of_the_one_before(tmp_path:
     TrainingLoop(config(4), tmp_path).run()
     second = TrainingLoop(config(8, resume="auto", env={"kwargs": {"bound": 1.0}}), tmp_path)
     seed = second.single
-    assert [number for number, _ in seed.checkpoints.ranked()] == [4, 2]
-    assert seed.host.best_return is None and seed.host.watch == WatchMemory() and seed.snapshots.best.empty
+    assert seed.checkpoints.ranked() == [] and seed.checkpoints.all() == [2, 3, 4]
+    assert seed.host.best_return is None and seed.host.signs.best_return is None
+    assert seed.host.watch == WatchMemory() and seed.snapshots.best.empty
     assert second.run().stop_reason is StopReason.completed
     assert seed.checkpoints.ranked() == [(8, seed.host.best_return)]
 

@@ -92,7 +92,7 @@ def test_minutes_are_those_of_a_seed_and_of_a_core_where_they_were_measured():
     assert page.minutes([row(seed, [1.0]) for seed in range(2)]) == 3.1 / 2
     first = [row(seed, [1.0], cpu_minutes=2.0) for seed in range(2)]
     assert page.minutes(first) == 1.0
-    assert page.minutes([*first, row(2, [1.0], cpu_minutes=4.0)]) == 2.0  # seeds that were added later
+    assert page.minutes([*first, row(2, [1.0], cpu_minutes=4.0, commit="later")]) == 2.0  # seeds that were added
 
 
 def test_seed_that_learned_next_to_nothing_is_stuck_and_cannot_fall():
