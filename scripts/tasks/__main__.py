@@ -97,8 +97,11 @@ def train(overrides: Sequence[str], seeds: range, drawn: Path | None = None) -> 
             said = last_line(done.stderr) or last_line(done.stdout) or "no output"
             raise ConfigError(f"{' '.join(overrides)}: exit code {done.returncode}, {said}")
         named = re.search(r"^recipe: (\w+)", done.stdout, re.MULTILINE)
-        times = {"minutes": round(minutes, 1), "cpu_minutes": round(cpu / 60, 1)}
-        about = {"name": named.group(1) if named else "", **times}
+        about = {
+            "name": named.group(1) if named else "",
+            "minutes": round(minutes, 1),
+            "cpu_minutes": round(cpu / 60, 1),
+        }
         rows = [{"seed": seed, **about, **_looked_again(_row(own), own)} for seed, own in folders.items()]
         if not all(row["returns"] for row in rows):
             raise ConfigError(f"{' '.join(overrides)}: a seed ended before its first evaluation")
@@ -139,10 +142,11 @@ def _looked_again(row: Row, folder: Path) -> Row:
     found = {}
     for name, which in {"handed_over": "best", "last_again": "latest"}.items():
         done = subprocess.run([*command, f"which={which}"], env=env, capture_output=True, text=True)
-        if done.returncode:
+        returned = None if done.returncode else json.loads(done.stdout)["return"]  # None if no episode counts
+        if returned is None:
             print(f"tasks: a fall is not confirmed: {last_line(done.stderr)}", file=sys.stderr, flush=True)
             return row
-        found[name] = json.loads(done.stdout)["return"]["mean"]["value"]
+        found[name] = returned["mean"]["value"]
     return {**row, **found}
 
 
