@@ -90,18 +90,15 @@ def train(overrides: Sequence[str], seeds: range, drawn: Path | None = None) -> 
         command = [sys.executable, "-m", "rlstable.train", *overrides, *more, f"hydra.run.dir={run}"]
         started, before = time.perf_counter(), os.times()
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-        minutes, after = (time.perf_counter() - started) / 60, os.times()
+        seconds, after = time.perf_counter() - started, os.times()
         cpu = sum(after[2:4]) - sum(before[2:4])  # of processes that have ended
         folders = {seed: run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds}
         if not all((own / "result.json").exists() for own in folders.values()):
             said = last_line(done.stderr) or last_line(done.stdout) or "no output"
             raise ConfigError(f"{' '.join(overrides)}: exit code {done.returncode}, {said}")
         named = re.search(r"^recipe: (\w+)", done.stdout, re.MULTILINE)
-        about = {
-            "name": named.group(1) if named else "",
-            "minutes": round(minutes, 1),
-            "cpu_minutes": round(cpu / 60, 1),
-        }
+        times = {"minutes": round(seconds / 60, 1), "cpu_minutes": round(cpu / 60, 1)}
+        about = {"name": named.group(1) if named else "", **times}
         rows = [{"seed": seed, **about, **_looked_again(_row(own), own)} for seed, own in folders.items()]
         if not all(row["returns"] for row in rows):
             raise ConfigError(f"{' '.join(overrides)}: a seed ended before its first evaluation")
