@@ -127,13 +127,14 @@ def test_tasks_with_many_actuators_train_with_less_noise() -> None:
 
 
 def test_some_tasks_train_with_shorter_episodes_than_evaluations() -> None:
-    def lengths(*words: str) -> tuple[int, int | None, int]:
-        env = compose([*words, "recipe_for=cpu"]).env
-        return env.episode_length, env.training_episode_length, env.reset_pool_refresh
+    def lengths(*words: str) -> tuple[int, int | None, int, int]:
+        config = compose([*words, "recipe_for=cpu"])
+        env, millions = config.env, config.total_steps // 1_000_000
+        return env.episode_length, env.training_episode_length, env.reset_pool_refresh, millions
 
-    assert lengths("env=playground", "env.name=FingerTurnHard") == (1000, 100, 1)
-    assert lengths("env=playground", "env.name=CheetahRun") == (1000, None, 10)
-    assert lengths("env=pusher") == (1000, 100, 4)
+    assert lengths("env=playground", "env.name=FingerTurnHard") == (1000, 100, 1, 8)
+    assert lengths("env=playground", "env.name=CheetahRun") == (1000, None, 10, 4)
+    assert lengths("env=pusher") == (1000, 100, 4, 2)
 
 
 @pytest.fixture
