@@ -79,7 +79,7 @@ class Checkpoints:
         self._retry_at: int | None = None  # number
         self._manager: Any = None
         self._scores: dict[int, Score] = {}  # of the checkpoints on disk whose manifest can be read
-        self.confirmed: int | None = None  # number that was confirmed before the run was resumed; never deleted
+        self._confirmed: int | None = None  # number that was confirmed before this process resumed the run; kept
         self._pending: int | None = None  # number of the save that runs in the background
         self.error: Exception | None = None  # of the last save that failed
 
@@ -141,7 +141,7 @@ class Checkpoints:
         """Numbers on disk: the `n` best of each kind of score, that of the earlier confirmation, and the latest."""
         steps = self.all()
         self._open()
-        before = [step for step in steps if step == self.confirmed]
+        before = [step for step in steps if step == self._confirmed]
         return list(dict.fromkeys([*best_of_each_kind(self._scores, steps, n), *before, *steps[-1:]]))
 
     def host_data(self, number: int) -> dict[str, Any] | None:
@@ -228,8 +228,8 @@ class Checkpoints:
                 return None
             delete_leftovers(self.directory)
             self._scores = {}
-            self.confirmed = confirmed_of(self.directory.parent).get("confirmed_checkpoint", self.confirmed)
-            self._manager = open_manager(self.directory, self._config, self._scores, lambda: self.confirmed)
+            self._confirmed = confirmed_of(self.directory.parent).get("confirmed_checkpoint", self._confirmed)
+            self._manager = open_manager(self.directory, self._config, self._scores, self._confirmed)
             self._scores.update(read_scores(self._manager, self.directory, steps_in(self.directory)))
         return self._manager
 

@@ -46,7 +46,7 @@ def open_manager(
     directory: Path,
     config: CheckpointConfig | None,
     scores: Mapping[int, Score] | None = None,
-    confirmed: Callable[[], int | None] = lambda: None,
+    confirmed: int | None = None,
 ) -> Any:
     """Opens orbax's manager for an existing folder; without `config` it only reads.
 
@@ -109,14 +109,14 @@ class _KeepBest:
     Orbax's own BestN keeps checkpoints without a score, and reads scores that have no checksum.
     """
 
-    def __init__(self, n: int, scores: Mapping[int, Score], confirmed: Callable[[], int | None]):
+    def __init__(self, n: int, scores: Mapping[int, Score], confirmed: int | None):
         self._n = n
         self._scores = scores
         self._confirmed = confirmed
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         steps = [info.step for info in checkpoints]
-        kept = {self._confirmed(), *best_of_each_kind(self._scores, steps, self._n)}
+        kept = {self._confirmed, *best_of_each_kind(self._scores, steps, self._n)}
         return [step in kept or step not in self._scores for step in steps]
 
 

@@ -31,7 +31,6 @@ class HostState:
     best_return: float | None = None  # of the best evaluation so far
     # If a collapsed policy was replaced by an earlier one: `iteration` and `step` of that, and `fallen_return`.
     replaced: dict[str, Any] | None = None
-    confirmed: int | None = None  # checkpoint that was confirmed before the run was resumed
     iterations_without_update: int = 0  # in a row without an accepted update
     healthy_needed: int = 0  # healthy iterations before a state counts as good again, after unhealthy ones
     pool_used: bool = False  # whether the pool of clean first states was used since its last refill

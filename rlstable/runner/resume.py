@@ -68,7 +68,6 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
     if not hosts.is_writer():
         read["tree"], read["saved"] = checkpoints.restore(template_of, iteration)
     tree, saved = read["tree"], read["saved"]
-    host.confirmed = checkpoints.confirmed = checkpoints.confirmed or host.confirmed
     old = saved["config"]
     loss_scale_changed = old["precision"] != new["precision"]
     tuning: dict[str, Any] = {"total_steps": first_state.tuning.total_steps}
