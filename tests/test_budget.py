@@ -14,7 +14,7 @@ PACKAGE = {
     "envs": 2815, "export": 560, "faults": 400, "guards": 990, "gym": 440, "io": 2230, "policy": 850, "ppo": 3065,
     "render": 1070, "replay": 480, "report": 1430, "robot": 3035, "runner": 3420, "supervise": 2090,
 }  # fmt: skip
-OTHERS = {"scripts": 3260, "tests": 29_750}
+OTHERS = {"scripts": 3260, "tests": 29_760}
 DOCS = 5020  # lines of Markdown
 
 

@@ -211,7 +211,7 @@ class TrainingSetup:
         return self._with(state, incident=jax.tree.map(_blank, self.shapes().incident))
 
     def reset_envs_and_pool(self, state: TrainState, key: jax.Array, keep_models: bool = True) -> TrainState:
-        """The state with new first states, with `keep_models` of the randomised models that the environments have."""
+        """The state with new first states; with `keep_models` the environments keep their randomised models."""
         env_state, pool = self._draw(key)
         return self._with_envs(state, env_state, keep_models, reset_pool=pool)
 

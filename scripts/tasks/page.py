@@ -120,7 +120,7 @@ def _text(value: float) -> str:
 
 
 def minutes(own: Sequence[Row]) -> float:
-    """Returns the minutes of one core per seed; older rows have those of a clock on a busy machine."""
+    """Returns the minutes of one core per seed, over all trainings; older rows have those of a busy machine's clock."""
     return sum({(x.get("commit"), x["minutes"]): x.get("cpu_minutes", x["minutes"]) for x in own}.values()) / len(own)
 
 

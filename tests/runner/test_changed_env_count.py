@@ -1,4 +1,4 @@
-"""Resumes a run with another `ppo.num_envs`."""
+"""Resumes a run with other environments, another task or another schedule."""
 
 from __future__ import annotations
 
@@ -70,6 +70,18 @@ def test_resume_with_another_task_compares_no_return_of_the_one_before(tmp_path:
     assert seed.host.watch == WatchMemory() and seed.snapshots.best.empty
     assert second.run().stop_reason is StopReason.completed
     assert seed.checkpoints.ranked() == [(8, seed.host.best_return)]
+
+
+@pytest.mark.parametrize(("bound", "ended"), [(1.5, StopReason.target_reached), (1.0, None)])
+def test_target_that_another_task_reached_does_not_end_a_resumed_run(
+    tmp_path: Path, bound: float, ended: StopReason | None
+) -> None:
+    target = {"num_evals": 2, "num_envs": 4, "target_return": -1e6}
+    first = TrainingLoop(config(4, eval=target, env={"kwargs": {"bound": 1.5}}), tmp_path)
+    assert first.run().stop_reason is StopReason.target_reached
+    second = TrainingLoop(config(4, eval=target, resume="auto", env={"kwargs": {"bound": bound}}), tmp_path)
+    assert second.single.ended_before is ended
+    second.close()
 
 
 @pytest.mark.parametrize(("schedule", "rate"), [("constant", 3e-4), ("adaptive_kl", 0.5)])
