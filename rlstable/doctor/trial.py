@@ -11,6 +11,7 @@ import numpy as np
 
 from rlstable.config.robot import TaskConfig
 from rlstable.doctor.lints import Finding, short
+from rlstable.envs.mujoco_model import without_warnings
 from rlstable.robot import actions
 from rlstable.robot.model import AT_FLOOR, Robot
 
@@ -47,8 +48,7 @@ def simulate(robot: Robot, task: TaskConfig, size: float, shorter: int = 1) -> T
     home, scales = robot.of_actuators("home"), actions.scales(robot, task.actions)
     low, high = robot.of_actuators("low"), robot.of_actuators("high")
     speed, lowest, upright = np.zeros(len(robot.joints)), np.inf, 1.0
-    mujoco.set_mju_user_warning(lambda _: None)  # else MuJoCo writes a file in the current folder
-    try:
+    with without_warnings():
         for _ in range(round(_SECONDS / robot.control_dt)):
             data.ctrl[:] = np.clip(home + scales * random.uniform(-size, size, model.nu), low, high)
             for _ in range(robot.substeps * shorter):
@@ -61,8 +61,6 @@ def simulate(robot: Robot, task: TaskConfig, size: float, shorter: int = 1) -> T
                 height = float(data.xpos[robot.root, 2]) - robot.floor
                 lowest = min(lowest, height / robot.home_height if robot.home_height > AT_FLOOR else 1.0)
                 upright = min(upright, float(data.xmat[robot.root, 8]))
-    finally:
-        mujoco.set_mju_user_warning(None)
     return Trial(None, speed, lowest, upright)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -23,7 +24,7 @@ from rlstable.envs.history import with_history
 from rlstable.envs.imported import environment_factory, randomization_fn
 from rlstable.envs.interface import location, require_unwrapped, user_code_error
 from rlstable.envs.mujoco_batch import Unsupported
-from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.mujoco_model import model_of, without_warnings
 from rlstable.envs.patches import repair_fluid_model, use_own_devices, without_copies
 from rlstable.envs.randomized import RandomizationFn, RandomizedEnv
 
@@ -118,7 +119,10 @@ class _Loader:
         return own if as_it_is else own._replace(fallback_reason=reason)
 
     def _build(self, backend: str | None) -> Loaded:
-        env = self.factory(backend, backend != "native" or self.randomization is not None)
+        # A user cannot mend the models of Brax, Playground and Gymnasium.
+        own = self.config.source in ("robot", "import")
+        with contextlib.nullcontext() if own else without_warnings():
+            env = self.factory(backend, backend != "native" or self.randomization is not None)
         require_unwrapped(env)
         env = env if self.randomization is None else RandomizedEnv(env, self.randomization)
         return Loaded(env, "mjx" if self.config.source in _MUJOCO else getattr(env, "backend", None))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlstable.envs.mujoco_model import set_number
+from rlstable.envs.mujoco_model import set_number, without_warnings
 
 if TYPE_CHECKING:
     import mujoco
@@ -136,10 +136,9 @@ class Simulations:
                 view[...] = array.reshape(view.shape)
             if "body_mass" in self.randomized:
                 _sum_masses(self._model, buffers.views["body_mass"], buffers.views["body_subtreemass"])
-            # MuJoCo writes the first warning of each kind into a file in the working folder. A count of 1 prevents it.
-            buffers.warnings[...] = 1
+            buffers.warnings[...] = 0
             # `batch.status` holds the failed simulations; all others have run to the end.
-            with contextlib.suppress(SimulationError):
+            with contextlib.suppress(SimulationError), without_warnings():
                 call(batch)
             if FORCES in self.derived:
                 buffers.compute_forces()
@@ -149,7 +148,7 @@ class Simulations:
             outputs = self._outputs(buffers, results)
             for name, result in results.items():
                 result[...] = outputs[name].reshape(result.shape)
-            warned = (buffers.warnings > 1).any(axis=1) | (batch.status != 0)
+            warned = (buffers.warnings > 0).any(axis=1) | (batch.status != 0)
             if warned.any():
                 self._replace_repaired(buffers, warned, results)
 

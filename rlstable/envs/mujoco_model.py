@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +22,18 @@ _OPTIONS = (
     "integrator", "solver", "cone", "disableflags",
 )  # fmt: skip
 _VECTORS = ("gravity", "wind", "magnetic")
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Within it MuJoCo drops its warnings, which it would print and add to a file in the working folder."""
+    import mujoco
+
+    mujoco.set_mju_user_warning(lambda _: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(None)
 
 
 def model_of(env: object) -> mujoco.MjModel | None:

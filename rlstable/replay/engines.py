@@ -18,7 +18,7 @@ from rlstable.device.precision import level
 from rlstable.device.shared import row, vmapped
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_batch import set_arrays
-from rlstable.envs.mujoco_model import model_of, physics_steps
+from rlstable.envs.mujoco_model import model_of, physics_steps, without_warnings
 from rlstable.envs.randomized import MODEL
 from rlstable.envs.recurrent import with_memory
 from rlstable.envs.vector import VectorEnv, without_first_state
@@ -124,7 +124,8 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
     frames = physics_steps(env)
     limits, note = limits_of(incident.config), ""
     for frame in range(frames):
-        _step_quietly(mujoco, model, data)
+        with without_warnings():
+            mujoco.mj_step(model, data)
         watched = {f"{root}/{name}": np.array(getattr(data, name)) for name in _WATCHED}
         if not note and (bad := find_bad_numbers(watched, limits)):
             note = f"first in physics step {frame + 1} of {frames}: {bad[0]}"
@@ -134,15 +135,6 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
         if isinstance(field, np.ndarray) and field.shape == array.shape:
             arrays[path] = np.array(field)
     return Outcome(C, arrays, find_bad_numbers(arrays, limits), note)
-
-
-def _step_quietly(mujoco: Any, model: Any, data: Any) -> None:
-    """Steps without MuJoCo's warnings about bad numbers, which MuJoCo writes to a file in the working folder."""
-    mujoco.set_mju_user_warning(lambda _: None)
-    try:
-        mujoco.mj_step(model, data)
-    finally:
-        mujoco.set_mju_user_warning(None)
 
 
 def _state_before(incident: Incident) -> dict[str, np.ndarray]:

@@ -71,9 +71,11 @@ def imported(name: str, **kwargs: Any) -> EnvConfig:
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("fast", None), *(("ant", backend) for backend in BACKENDS), ("swimmer", "mjx")],
+    [("fast", None), *(("ant", backend) for backend in BACKENDS), ("swimmer", "mjx"), ("halfcheetah", "mjx")],
 )
-def test_environments_of_brax_load_with_their_backends(name, backend):
+def test_environments_of_brax_load_with_their_backends(name, backend, tmp_path, monkeypatch):
+    """MuJoCo warns about the half cheetah's model, but writes no file in the working folder."""
+    monkeypatch.chdir(tmp_path)
     config = EnvConfig(name=name, backend=backend)
     if (name, backend) in REFUSED:
         text = refusal(config)
@@ -82,6 +84,7 @@ def test_environments_of_brax_load_with_their_backends(name, backend):
     env = load_env(config)
     if name != "fast":  # it has no physics to choose
         assert env.backend == (backend or "generalized")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_swimmer_of_brax_steps():

@@ -91,8 +91,7 @@ def test_row_with_a_mujoco_warning_becomes_bad_and_other_rows_do_not_change(
     given[field][7] = first[field][7]
     simulations.step(given, results, FRAMES)
     assert_same(results, healthy)
-    # Of a solver that gives up MuJoCo says so there, and nothing keeps it from that.
-    assert value == 1e30 or list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def is_bad(results: dict[str, np.ndarray]) -> np.ndarray:
