@@ -121,6 +121,15 @@ SIGNS = (
         "set guards.limiters.kl=1.0; if it is on, lower ppo.learning_rate",
     ),
     Sign(
+        "samples_masked",
+        "`training/valid_share` below 1 in 25 of 50 iterations: guards reject samples again and again, and the policy "
+        "may gain from what comes before, such as physics that explodes",
+        "masked", lambda value, row: value > 1e-6, 25, 50,  # a mean of ones may be 1 - 6e-8
+        "guards masked {mean:.2g} of the samples in 25 of the last 50 iterations: the policy may gain from what comes "
+        "before, such as physics that explodes",
+        "replay the incident; if its physics explodes, set a smaller time step (Playground: env.kwargs.sim_dt)",
+    ),
+    Sign(
         "reward_scale",
         "value targets above 100 (10,000 with `ppo.normalize_advantage`) or below 0.01 in 20 of 50 iterations: rewards "
         "have the wrong scale for the networks",
@@ -197,6 +206,7 @@ def _of_iteration(metrics: Row, iteration: int, config: Config) -> Row:
     return {
         **metrics,
         "training/iteration": iteration,
+        "masked": 1.0 - metrics.get("training/valid_share", math.nan),
         "value_error": error,
         "target_size": None if unknown or ppo.normalize_values or greatest is None else scale,
         "max_target": max_target,

@@ -104,6 +104,25 @@ def test_gradient_clipping_is_a_sign_only_where_the_limiter_clips(
     assert own.names == ["limiter_saturated/gradient_norm"] * said
 
 
+def test_samples_masked_again_and_again_are_said_once() -> None:
+    """One of 8,192 samples in every second iteration, as a humanoid that gains from physics that explodes."""
+    own = Watched()
+    for _ in range(25):
+        own.look(1, **{"training/valid_share": 1.0 - 2.0**-24})
+        assert own.said == []
+        own.look(1, **{"training/valid_share": 1.0 - 2.0**-13})
+    assert [(iteration, fields["text"]) for iteration, fields in own.said] == [
+        (
+            50,
+            "guards masked 0.00012 of the samples in 25 of the last 50 iterations: the policy may gain from what comes "
+            "before, such as physics that explodes; replay the incident; if its physics explodes, set a smaller time "
+            "step (Playground: env.kwargs.sim_dt)",
+        )
+    ]
+    own.look(50, **{"training/valid_share": 1.0})
+    assert own.recovered == [(100, "samples_masked")]
+
+
 LAGGING = {"training/explained_variance": -1.0, "training/v_loss": 25.0}
 
 
