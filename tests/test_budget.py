@@ -15,7 +15,7 @@ PACKAGE = {
     "render": 1070, "replay": 470, "report": 1430, "robot": 3035, "runner": 3420, "supervise": 2100,
 }  # fmt: skip
 OTHERS = {"scripts": 3260, "tests": 29_785}
-DOCS = 5030  # lines of Markdown
+DOCS = 5040  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:
