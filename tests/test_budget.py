@@ -14,7 +14,7 @@ PACKAGE = {
     "envs": 2830, "export": 560, "faults": 400, "guards": 990, "gym": 440, "io": 2230, "policy": 850, "ppo": 3065,
     "render": 1070, "replay": 470, "report": 1430, "robot": 3035, "runner": 3420, "supervise": 2100,
 }  # fmt: skip
-OTHERS = {"scripts": 3260, "tests": 29_785}
+OTHERS = {"scripts": 3260, "tests": 29_795}
 DOCS = 5040  # lines of Markdown
 
 

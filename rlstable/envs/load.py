@@ -119,7 +119,7 @@ class _Loader:
         return own if as_it_is else own._replace(fallback_reason=reason)
 
     def _build(self, backend: str | None) -> Loaded:
-        # A user cannot mend the models of Brax, Playground and Gymnasium.
+        # MuJoCo warns about models of Brax, Playground and Gymnasium, which the user cannot mend.
         own = self.config.source in ("robot", "import")
         with contextlib.nullcontext() if own else without_warnings():
             env = self.factory(backend, backend != "native" or self.randomization is not None)

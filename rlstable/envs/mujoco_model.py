@@ -26,14 +26,15 @@ _VECTORS = ("gravity", "wind", "magnetic")
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-    """Within it MuJoCo drops its warnings, which it would print and add to a file in the working folder."""
+    """Context that drops MuJoCo's warnings. MuJoCo prints each warning and adds it to a file in the working folder."""
     import mujoco
 
+    before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(lambda _: None)
     try:
         yield
     finally:
-        mujoco.set_mju_user_warning(None)
+        mujoco.set_mju_user_warning(before)
 
 
 def model_of(env: object) -> mujoco.MjModel | None:

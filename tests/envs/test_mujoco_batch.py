@@ -11,6 +11,7 @@ import pytest
 from ball import MODEL
 
 from rlstable.envs.mujoco_batch import INPUT_ARRAYS, LINK_ARRAYS, STATE_ARRAYS, Simulations, Unsupported, set_arrays
+from rlstable.envs.mujoco_model import without_warnings
 
 ROWS, FRAMES = 33, 4
 
@@ -92,6 +93,15 @@ def test_row_with_a_mujoco_warning_becomes_bad_and_other_rows_do_not_change(
     simulations.step(given, results, FRAMES)
     assert_same(results, healthy)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_handler_of_a_user_for_mujoco_warnings_is_restored():
+    own = [].append
+    mujoco.set_mju_user_warning(own)
+    with without_warnings():
+        assert mujoco.get_mju_user_warning() != own
+    assert mujoco.get_mju_user_warning() == own
+    mujoco.set_mju_user_warning(None)
 
 
 def is_bad(results: dict[str, np.ndarray]) -> np.ndarray:

@@ -104,7 +104,7 @@ def test_gradient_clipping_is_a_sign_only_where_the_limiter_clips(
     assert own.names == ["limiter_saturated/gradient_norm"] * said
 
 
-def test_samples_masked_again_and_again_are_said_once() -> None:
+def test_samples_that_guards_mask_in_half_of_the_iterations_are_reported_once() -> None:
     """One of 8,192 samples in every second iteration, as a humanoid that gains from physics that explodes."""
     own = Watched()
     for _ in range(25):
