@@ -24,7 +24,7 @@ _LANES = (
     ("signs", ("sign", "sign_recovered"), "warn"),
     ("growth", ("environments_redrawn",), "good"),
     ("settings", ("configuration_changed",), "warn"),
-    ("starts and ends", ("resumed", "stopped", "error"), "plain"),
+    ("starts and ends", ("resumed", "started_again", "stopped", "error"), "plain"),
 )
 
 

@@ -153,6 +153,8 @@ def open_seed(
         resumes, lock = open_run_dir(run_dir, config.resume, 1)
         closing.callback(lock.release)
         closing.callback(lambda: free_reserve(run_dir) if log.logbook.in_place else None)
+        if not resumes and (run_dir / "metrics.jsonl").exists():  # only with resume=auto
+            log.event("started_again", reason="the folder has no checkpoint, so its earlier metrics are deleted")
         return resumes
 
     resumes = True

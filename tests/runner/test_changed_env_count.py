@@ -98,6 +98,17 @@ def test_resume_without_the_adaptive_schedule_starts_from_the_configured_rate(
     second.close()
 
 
+def test_resume_in_a_folder_without_a_checkpoint_says_that_training_starts_again(tmp_path: Path) -> None:
+    unsaved = {"enabled": False}
+    TrainingLoop(config(2, checkpoint=unsaved, resume="auto"), tmp_path).run()
+    assert not events(tmp_path, "started_again")
+    TrainingLoop(config(1, checkpoint=unsaved, resume="auto"), tmp_path).run()
+    (event,) = events(tmp_path, "started_again")
+    assert event["reason"] == "the folder has no checkpoint, so its earlier metrics are deleted"
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(steps) == ITERATION
+
+
 def test_resume_that_restores_info_resets_the_environments(tmp_path: Path) -> None:
     """The remedy of the sign `training_episodes_short`."""
     env = {"name": "hostile.users:Limited"}
