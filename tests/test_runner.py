@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from saved import lines
 from toys import GUARDS_OFF, LIMITERS_OFF, tiny_config
 
 from rlstable.config import Config, ConfigError
@@ -47,10 +48,6 @@ def quick(**sections: Any) -> Config:
 
 def limited(seconds: float) -> dict[str, Any]:
     return {"recovery": OFF, "incident": OFF, "max_wall_time": seconds}
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def leaves(state: Any) -> list[np.ndarray]:

@@ -14,6 +14,7 @@ import pytest
 from brax.envs.base import Env, Wrapper
 from brax.envs.base import State as BraxState
 from brax.envs.wrappers import training
+from saved import events
 from toys import tiny_config
 
 import rlstable
@@ -31,11 +32,6 @@ SENTENCE = (
     "training episodes have a mean length of 1, evaluation episodes of 10: a reset does not restore info; "
     "set env.restore_info=true if step counts or keeps time in info"
 )
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 def test_sign_names_the_key_if_training_episodes_end_at_once(tmp_path: Path) -> None:

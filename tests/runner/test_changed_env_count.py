@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from saved import events, lines
 from toys import tiny_config
 
 from rlstable.config import Config
@@ -29,11 +29,6 @@ def config(total: int, **sections: Any) -> Config:
         "checkpoint": {"every": 1, "asynchronous": False},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_path: Path) -> None:
@@ -105,7 +100,7 @@ def test_resume_in_a_folder_without_a_checkpoint_says_that_training_starts_again
     TrainingLoop(config(1, checkpoint=unsaved, resume="auto"), tmp_path).run()
     (event,) = events(tmp_path, "started_again")
     assert event["reason"] == "the folder has no checkpoint, so its earlier metrics are deleted"
-    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in lines(tmp_path / "metrics.jsonl")]
     assert max(steps) == ITERATION
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_runner import lines
+from saved import lines
 from toys import tiny_config
 
 from rlstable import load_policy

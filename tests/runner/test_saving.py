@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from saved import events
 from toys import tiny_config
 
 from rlstable.config import Config
@@ -38,11 +38,6 @@ def quick(**sections: Any) -> Config:
         "logging": {"console": "plain"}, "checkpoint": {"every": 1, "keep": 2, "asynchronous": False},
     }  # fmt: skip
     return tiny_config(**defaults | sections)
-
-
-def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines() if line]
-    return [event for event in lines if event["kind"] in kinds]
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:

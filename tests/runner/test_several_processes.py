@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from saved import checkpoints, require_same, rows
+from saved import checkpoints, events, require_same, rows
 from teams import Team
 
 from rlstable.io.run_folder import read_result, steps_in
@@ -50,11 +49,6 @@ def require_alike(ours: Path, theirs: Path, part: str = "") -> None:
         for name, value in row.items():
             close = value is other[name] or value == pytest.approx(other[name], rel=1e-5, abs=_TOLERANCE)
             assert close, (row["step"], name, value, other[name])
-
-
-def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 @pytest.mark.slow
