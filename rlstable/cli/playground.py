@@ -27,7 +27,7 @@ _OTHER_KEYS = {
     "num_eval_envs": "eval.num_envs",
 }
 # Tasks that learn more with short training episodes (docs/lab_log.md, 2026-11-28).
-_SHORT_EPISODES = ("FingerTurnEasy", "FingerTurnHard")
+_SHORT_EPISODES = ("FingerTurnEasy", "FingerTurnHard", "HumanoidRun", "HumanoidStand", "HumanoidWalk")
 # The settings of this configuration that Brax rounds the number of steps with.
 _ROUNDING = {
     "batch_size": "ppo.batch_size",
