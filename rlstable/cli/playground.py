@@ -57,11 +57,11 @@ def resolve(key: str, _root_: DictConfig) -> Any:
 
 def many_actuators(many: float, few: float, _root_: DictConfig) -> float:
     """The resolver `${rlstable.many_actuators:<many>,<few>}`: `many` for locomotion tasks and humanoids."""
-    if OmegaConf.select(_root_, "env.source") != "playground":
+    task = OmegaConf.select(_root_, "env.name")
+    if OmegaConf.select(_root_, "env.source") != "playground" or task is None:
         return few
     from rlstable.envs.playground import suite_of
 
-    task = str(OmegaConf.select(_root_, "env.name"))
     return many if suite_of(task).__name__.endswith(".locomotion") or task.startswith("Humanoid") else few
 
 

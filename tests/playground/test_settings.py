@@ -133,6 +133,7 @@ def test_some_tasks_train_with_shorter_episodes_than_evaluations() -> None:
         return env.episode_length, env.training_episode_length, env.reset_pool_refresh, millions
 
     assert lengths("env=playground", "env.name=FingerTurnHard") == (1000, 100, 1, 8)
+    assert lengths("env=playground", "env.name=HumanoidWalk") == (1000, 100, 1, 4)
     assert lengths("env=playground", "env.name=CheetahRun") == (1000, None, 10, 4)
     assert lengths("env=pusher") == (1000, 100, 4, 2)
 
