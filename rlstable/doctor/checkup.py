@@ -23,7 +23,7 @@ from rlstable.doctor import arithmetic
 from rlstable.doctor import robot as look
 from rlstable.doctor.arithmetic import Accuracy
 from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
-from rlstable.doctor.playing import actuator_reach, play, reward_size
+from rlstable.doctor.playing import actuator_reach, fading_rewards, play, reward_size
 from rlstable.doctor.robot import RobotFacts
 from rlstable.envs.mujoco_model import model_of
 from rlstable.io.versions import versions
@@ -132,7 +132,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         if compiles:
             notify("playing random and extreme actions to measure the scale of rewards and the reach of actuators")
             played = play(env)
-            findings += reward_size(config, played)
+            findings += reward_size(config, played) + fading_rewards(config, played)
             if played.controls is not None and model is not None and played.controls.shape[-1] == model.nu:
                 findings += actuator_reach(model, played.controls)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Checks that play an environment: scale of rewards, and reach of actuators."""
+"""Checks that play an environment: scale and fading of rewards, and reach of actuators."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rlstable.supervise.diagnosis import misscaled_rewards
 _EPISODES = 16  # of random actions
 _STEPS = 100
 _SMALL_REACH = 0.1  # share of ctrlrange
+_FADED, _MOST = 0.1, 0.75  # share of an episode's first rewards, and of the episodes
 
 
 class Played(NamedTuple):
@@ -63,6 +64,18 @@ def reward_size(config: Config, played: Played) -> list[Finding]:
     size, remedy = found
     what = f"random actions earn {short(row['training/reward_mean'])} a step: value targets of about {short(size)}"
     return [Finding("warning", "rewards", (), f"{what}, far from 1", remedy)]
+
+
+def fading_rewards(config: Config, played: Played) -> list[Finding]:
+    """Notes rewards of random actions that fade in most episodes, of which none ends, as after a robot's fall."""
+    first, last = jnp.mean(played.rewards[: _STEPS // 4], axis=0), jnp.mean(played.rewards[-_STEPS // 4 :], axis=0)
+    faded = jnp.mean((first > 0.0) & (last < _FADED * first))
+    if not played.alive.all() or faded < _MOST or config.env.training_length <= _STEPS:
+        return []
+    what = f"random actions earn {short(float(jnp.mean(first)))} a step at first, less than {_FADED:.0%} of that after "
+    what += f"{_STEPS * 3 // 4} steps, and no episode ends: most of training may teach nothing"
+    advice = f"end the episode of a robot that has fallen, or try env.training_episode_length={_STEPS}"
+    return [Finding("note", "fading rewards", (), what, advice)]
 
 
 def actuator_reach(model: mujoco.MjModel, controls: jax.Array) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Checks that play an environment: scale of rewards, and reach of actuators."""
+"""Checks that play an environment: scale and fading of rewards, and reach of actuators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from brax.io import mjcf
 from models import found
 from toys import PointMass, State, tiny_config
 
-from rlstable.doctor.playing import actuator_reach, play, reward_size
+from rlstable.doctor.playing import actuator_reach, fading_rewards, play, reward_size
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.native import with_native_physics
 
@@ -84,3 +84,30 @@ def test_rewards_far_from_1_are_a_warning_with_the_recipe(reward: float, target:
 )
 def test_usual_rewards_and_normalised_values_are_no_finding(reward: float, ppo: dict[str, Any]) -> None:
     assert findings(Paid(reward), **ppo) == []
+
+
+class Fading(PointMass):
+    """A point mass whose steps pay 1, `share`, `share` squared and so on."""
+
+    def __init__(self, share: float, bound: float = 1000.0):
+        super().__init__(bound=bound)
+        self.share = share
+
+    def step(self, state: State, action: jax.Array) -> State:
+        reward = jnp.where(state.reward == 0.0, 1.0, self.share * state.reward)
+        return super().step(state, action).replace(reward=reward)
+
+
+def test_rewards_that_fade_in_episodes_without_an_end_are_a_note() -> None:
+    (finding,) = fading_rewards(tiny_config(env={"episode_length": 1000}), play(Fading(0.9)))
+    assert (finding.severity, finding.check) == ("note", "fading rewards")
+    assert finding.what.startswith("random actions earn 0.371 a step at first, less than 10% of that after 75 steps")
+    assert finding.advice.endswith("or try env.training_episode_length=100")
+
+
+@pytest.mark.parametrize(
+    ("env", "length"), [(Fading(0.9), 100), (Fading(0.99), None), (Fading(0.9, bound=0.1), None), (Paid(-1.0), None)]
+)
+def test_rewards_that_stay_and_episodes_that_end_are_no_finding(env: PointMass, length: int | None) -> None:
+    config = tiny_config(env={"episode_length": 1000, "training_episode_length": length})
+    assert fading_rewards(config, play(env)) == []
