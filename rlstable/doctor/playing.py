@@ -67,12 +67,12 @@ def reward_size(config: Config, played: Played) -> list[Finding]:
 
 
 def fading_rewards(config: Config, played: Played) -> list[Finding]:
-    """Notes rewards of random actions that fade in most episodes, of which none ends, as after a robot's fall."""
+    """Notes rewards that fade in most episodes of random actions while no episode ends, as after a robot's fall."""
     first, last = jnp.mean(played.rewards[: _STEPS // 4], axis=0), jnp.mean(played.rewards[-_STEPS // 4 :], axis=0)
     faded = jnp.mean((first > 0.0) & (last < _FADED * first))
     if not played.alive.all() or faded < _MOST or config.env.training_length <= _STEPS:
         return []
-    what = f"random actions earn {short(float(jnp.mean(first)))} a step at first, less than {_FADED:.0%} of that after "
+    what = f"random actions earn {short(float(jnp.mean(first)))} a step at first, less than {100 * _FADED:.0f} % of that after "
     what += f"{_STEPS * 3 // 4} steps, and no episode ends: most of training may teach nothing"
     advice = f"end the episode of a robot that has fallen, or try env.training_episode_length={_STEPS}"
     return [Finding("note", "fading rewards", (), what, advice)]

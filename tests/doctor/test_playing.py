@@ -101,7 +101,7 @@ class Fading(PointMass):
 def test_rewards_that_fade_in_episodes_without_an_end_are_a_note() -> None:
     (finding,) = fading_rewards(tiny_config(env={"episode_length": 1000}), play(Fading(0.9)))
     assert (finding.severity, finding.check) == ("note", "fading rewards")
-    assert finding.what.startswith("random actions earn 0.371 a step at first, less than 10% of that after 75 steps")
+    assert finding.what.startswith("random actions earn 0.371 a step at first, less than 10 % of that after 75 steps")
     assert finding.advice.endswith("or try env.training_episode_length=100")
 
 
