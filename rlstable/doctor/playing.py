@@ -72,8 +72,8 @@ def fading_rewards(config: Config, played: Played) -> list[Finding]:
     faded = jnp.mean((first > 0.0) & (last < _FADED * first))
     if not played.alive.all() or faded < _MOST or config.env.training_length <= _STEPS:
         return []
-    earned, left = short(float(jnp.mean(first))), f"less than {100 * _FADED:.0f} % of that after {_STEPS * 3 // 4} steps"
-    what = f"random actions earn {earned} a step at first, {left}, and no episode ends: most of training may teach nothing"
+    what = f"random actions earn {short(float(jnp.mean(first)))} a step at first, less than {100 * _FADED:.0f} % "
+    what += f"of that after {_STEPS * 3 // 4} steps, and no episode ends: most of training may teach nothing"
     advice = f"end the episode of a robot that has fallen, or try env.training_episode_length={_STEPS}"
     return [Finding("note", "fading rewards", (), what, advice)]
 
