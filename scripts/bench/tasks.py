@@ -103,7 +103,7 @@ def _walker(task: str, threshold: float, batch: int, zoo: Mapping[str, Any]) -> 
         for case, backend, more in (("", "spring", cut), ("published", "spring", _PUBLISHED), ("mjx", "mjx", cut))
     }
     ours = {("ours", ""): (f"env={task}", *_OURS, "eval.num_evals=40")}
-    return Goal(threshold, {**ours, **brax, ("sb3", ""): zoo, ("sbx", ""): zoo})
+    return Goal(threshold, {**ours, **brax, ("sb3", ""): zoo, ("sbx", ""): zoo}, limit=600.0)
 
 
 # Thresholds are returns that no policy has that stands still, near the public records of scripts/tasks/tasks.yaml.
