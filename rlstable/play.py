@@ -494,7 +494,7 @@ def report(one: Played) -> list[str]:
 def summary(episodes: Sequence[Played], commands: Sequence[Sequence[float]]) -> list[str]:
     """Lines about episodes with different velocity commands."""
     errors, stood = np.array([one.error for one in episodes]), sum(one.stood == one.seconds for one in episodes)
-    worst = int(errors[:, 0].argmax())
+    worst = int(np.argmax(errors[:, 0]))
     standing = f"stood to the end in {stood} of {len(episodes)} episodes of {episodes[0].seconds:.2f} s"
     return [
         *([] if episodes[0].stood is None else [standing]),

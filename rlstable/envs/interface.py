@@ -33,7 +33,7 @@ _RLSTABLE_AND_JAX = (Path(__file__).resolve().parents[1], Path(jax.__file__).res
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 # rlstable itself does what their classes do: vectorise, repeat, truncate and reset.
 _TRAINING_WRAPPERS = ("brax.envs.wrappers.training", "mujoco_playground._src.wrapper")
-_NUMBER_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+_NUMBER_KINDS: tuple[Any, ...] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def check(env: Env, name: str, network: NetworkConfig | None = None) -> None:

@@ -127,7 +127,7 @@ def _marks(records: Sequence[RunRecord]) -> list[Mark]:
         marks.append(Mark(f"step {step:,}: {event_text(event)}", step, None, "bad"))
     steps, values = record.series(RETURN)
     if values.size:
-        best = int(values.argmax())
+        best = int(np.argmax(values))
         label = f"best evaluation: {values[best]:,.1f} at step {steps[best]:,.0f}"
         marks.append(Mark(label, float(steps[best]), float(values[best]), "good"))
     return marks
