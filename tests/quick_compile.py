@@ -13,14 +13,14 @@ import jax
 import pytest
 from jax._src import compiler  # no public API sets the options of all programs
 
-from rlstable.compilation.xla import unknown_options
+from rlstable.compilation.xla import NO_FUSION_EMITTERS
 
-_UNOPTIMIZED, _EMITTERS = "jax_disable_most_optimizations", "xla_cpu_use_fusion_emitters"
+_UNOPTIMIZED = "jax_disable_most_optimizations"
 
 
 def environment() -> dict[str, str]:
     """Environment variables with which a subprocess compiles quickly."""
-    flags = "" if _EMITTERS in unknown_options() else f"--{_EMITTERS}=false"
+    flags = " ".join(f"--{name}=false" for name in NO_FUSION_EMITTERS)
     return {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": flags}
 
 
@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 def quickly() -> Iterator[None]:
     """Compiles every program inside quickly, except inside `ordinarily`."""
     # A GPU's compiler does not know this option.
-    extra = {_EMITTERS: False} if jax.default_backend() == "cpu" and _EMITTERS not in unknown_options() else {}
+    extra = NO_FUSION_EMITTERS if jax.default_backend() == "cpu" else {}
 
     def options(*args: Any, make: Any = compiler.get_compile_options, **named: Any) -> Any:
         if jax.config.values[_UNOPTIMIZED]:

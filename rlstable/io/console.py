@@ -19,8 +19,8 @@ _TRIPS = re.compile(r"guards/[^/]+/trips")
 # Events that are not trouble; their lines have no exclamation mark.
 _GOOD_EVENTS = frozenset(
     {
-        "resumed", "checkpoint_saved_again", "sink_recovered", "environments_redrawn", "compiler_options_unknown",
-        "best_confirmed", "episode_recorded", "sign_recovered", "configuration_changed",
+        "resumed", "checkpoint_saved_again", "sink_recovered", "environments_redrawn", "best_confirmed",
+        "episode_recorded", "sign_recovered", "configuration_changed",
         "symmetry_not_used",
     }
 )  # fmt: skip

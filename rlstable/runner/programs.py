@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from rlstable.compilation import sources, xla
+from rlstable.compilation import sources
 from rlstable.compilation.xla import Compiling, disable_async_dispatch, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.config.supervise import MATMUL_LEVELS, X64
@@ -115,8 +115,6 @@ class Programs:
         self._reported_constants = False
         if (cache_error := enable_program_cache(config.compile_cache)) is not None:
             self.notices.append(("compile_cache_unusable", {"error": cache_error}))
-        if unknown := xla.unknown_options():
-            self.notices.append(("compiler_options_unknown", {"options": list(unknown)}))
         self._memory = MemoryPlanner(config, mesh, self.event)
         self._examine(self.setup(HostState()))
 
