@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from saved import lines
+from saved import events, lines
 from toys import GUARDS_OFF, LIMITERS_OFF, tiny_config
 
 from rlstable.config import Config, ConfigError
@@ -362,9 +362,8 @@ def test_failing_program_is_logged_and_raises_the_first_error(tmp_path: Path, mo
     left = read_result(tmp_path)
     assert left is not None
     assert left["stop_reason"] == "error"
-    events = lines(tmp_path / "events.jsonl")
-    assert [event["kind"] for event in events] == ["error", "stopped"]
-    assert events[0]["message"] == "RuntimeError: the device is on fire"
+    [error, _] = events(tmp_path, "error", "stopped")
+    assert (error["kind"], error["message"]) == ("error", "RuntimeError: the device is on fire")
 
 
 @pytest.mark.parametrize("schedules", [("linear", "constant"), ("constant", "linear")])

@@ -157,7 +157,7 @@ def test_run_with_a_damaged_newest_checkpoint_resumes_from_the_one_before(finish
     resumed = TrainingLoop(quick(5, resume="auto"), finished)
     assert resumed.single.host.step == 2 * ITERATION
     resumed.run()
-    damaged, went_on = events(finished)[1:3]
+    [damaged, went_on] = events(finished, "checkpoint_damaged", "resumed")
     assert (damaged["kind"], damaged["checkpoint"]) == ("checkpoint_damaged", 3)
     assert went_on == {"step": 2 * ITERATION, "kind": "resumed", "iteration": 2, "version": versions()["rlstable"]}
     for ours, theirs in zip(jax.tree.leaves(resumed.single.state), jax.tree.leaves(whole.single.state), strict=True):
