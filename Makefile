@@ -41,7 +41,7 @@ test: lint ## Run lint, then the tests
 playground: $(PLAYGROUND)/.installed ## Run the tests of MuJoCo Playground, in a virtual environment of its own
 	$(PLAYGROUND)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/playground $(ARGS)
 
-newest: ## Run the tests on the newest Python and JAX; SHORT=1 for a quarter of an hour
+newest: ## Run lint and the tests on the newest Python and JAX; SHORT=1 for a quarter of an hour
 	@.ci/newest $(if $(SHORT),--short)
 
 slow: $(STAMP) ## Run the tests marked slow
