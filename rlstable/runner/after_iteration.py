@@ -21,7 +21,7 @@ from rlstable.supervise import remedies
 from rlstable.supervise.diagnosis import FAILURE_REPEATS
 from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.snapshots import Snapshot
-from rlstable.supervise.stop_reasons import StopReason
+from rlstable.supervise.stop_reasons import SAVED, StopReason
 
 
 def record_iteration(seed: Seed, metrics: Metrics, seconds: float) -> bool:
@@ -118,8 +118,7 @@ def _continue(
     # A state is kept by counts only, never by disk or clock, so a resumed run rolls back to the same state. A single
     # healthy iteration among bad ones shows nothing: the policy may be ruined already.
     good = learned and host.healthy_needed == 0
-    due = host.iteration % seed.config.supervise.recovery.every == 0
-    if good and (row or due or host.logged_iteration % seed.config.checkpoint.every == 0):
+    if good and (row or seed.schedule.copies or host.logged_iteration % seed.config.checkpoint.every == 0):
         seed.keep_last_good()
     if good:
         seed.return_check.keep(seed.state)
@@ -164,6 +163,35 @@ def _take_best_policy(seed: Seed) -> float | None:
     host.replaced = {"iteration": best.iteration, "step": best.step, "fallen_return": check.fallen_return}
     host.last_return = check.best_return
     return host.last_return
+
+
+def final_stop_reason(seed: Seed, stop_reason: StopReason) -> StopReason:
+    """The stop reason, or `not_saved` if the state that it promises is not saved.
+
+    If the last states were bad and no earlier state is saved, the run hands over its last good state.
+    """
+    final = seed.final_stop_reason(stop_reason)
+    if final is StopReason.not_saved and stop_reason in SAVED and seed.saving.may_hand_over:
+        _hand_over_last_good(seed)
+        seed.advice = None
+        final = seed.final_stop_reason(stop_reason)
+    return final
+
+
+def _hand_over_last_good(seed: Seed) -> None:
+    """Replaces the bad last state by the last good one, with clean environments, and saves it.
+
+    Counters and random key stay: the steps were trained, and a later resume continues from them.
+    """
+    host, good, last = seed.host, seed.snapshots.last_good, seed.state
+    seed.state = dataclasses.replace(_last_good_state(seed), counters=last.counters, key=last.key)
+    host.replaced = {"iteration": good.iteration, "step": good.step}
+    host.iterations_without_update, host.healthy_needed, host.pool_used = 0, 0, False
+    because = "guards rejected all later states"
+    seed.event("last_good_handed_over", policy_iteration=good.iteration, policy_step=good.step, because=because)
+    seed.snapshots.candidate.clear()
+    seed.keep_last_good()
+    seed.saving.save_at_once(seed.state)
 
 
 def _pass_over(seed: Seed, decision: Decision) -> None:
@@ -228,13 +256,17 @@ def roll_back(seed: Seed, decision: Decision) -> None:
 
 def roll_back_to_plan(seed: Seed, plan: MemoryPlan) -> None:
     """Rolls back to the last good state with a smaller memory plan; the arrays of the present one may be deleted."""
-    good, programs = seed.snapshots.last_good, seed.programs
     seed.host.plan = dataclasses.replace(plan)
     seed.host.attempts.lost_iterations += 1  # the one that failed, so that its number is not used again
+    seed.state = _last_good_state(seed)
+    _rewind_host(seed, seed.snapshots.last_good)
+
+
+def _last_good_state(seed: Seed) -> TrainState:
+    """The last good state with clean environments, without a remedy; the arrays of the present one may be deleted."""
+    good, setup = seed.snapshots.last_good, seed.setup
     key = jax.random.fold_in(seed.keys.between(3), good.iteration)
-    setup = seed.setup
-    seed.state = setup.convert_state(setup.reset_envs_and_pool(good.restored(seed.state, programs.mesh), key))
-    _rewind_host(seed, good)
+    return setup.convert_state(setup.reset_envs_and_pool(good.restored(seed.state, seed.programs.mesh), key))
 
 
 def _restored(seed: Seed, good: Snapshot) -> TrainState:

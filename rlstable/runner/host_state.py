@@ -29,7 +29,7 @@ class HostState:
     # Return of the last evaluation, or of the comparison that replaced it; None if every episode was aborted.
     last_return: float | None = None
     best_return: float | None = None  # of the best evaluation so far
-    # If a collapsed policy was replaced by an earlier one: `iteration` and `step` of that, and `fallen_return`.
+    # If an earlier policy replaced the last one: its `iteration` and `step`, and after a collapse `fallen_return`.
     replaced: dict[str, Any] | None = None
     iterations_without_update: int = 0  # in a row without an accepted update
     healthy_needed: int = 0  # healthy iterations before a state counts as good again, after unhealthy ones
@@ -156,6 +156,13 @@ class Schedule:
         """Whether to refill the pool of clean first states, if the run has drawn from it."""
         every = self.config.env.reset_pool_refresh
         return self.host.pool_used and every > 0 and self.host.iteration % every == 0
+
+    @property
+    def copies(self) -> bool:
+        """Whether a copy of the state is due after this iteration, if the state is good: four in a short run."""
+        iterations = -(-self.config.total_steps // self.config.env_steps_per_iteration)
+        every = min(self.config.supervise.recovery.every, max(iterations // 4, 1))
+        return self.host.iteration % every == 0
 
     @property
     def logs(self) -> bool:

@@ -24,7 +24,7 @@ from rlstable.io.console import Console
 from rlstable.io.run_folder import default_run_dir, forget_result
 from rlstable.policy.evaluator import EvaluationMetrics
 from rlstable.ppo.state import Metrics
-from rlstable.runner.after_iteration import finish_iteration, record_iteration, roll_back_to_plan
+from rlstable.runner.after_iteration import final_stop_reason, finish_iteration, record_iteration, roll_back_to_plan
 from rlstable.runner.evaluation import CONFIRMED_AT, Recordings, compare_with_best, confirm, evaluate
 from rlstable.runner.kept_model import taken
 from rlstable.runner.log import Callback, Row
@@ -310,7 +310,9 @@ class TrainingLoop:
 
     def _end(self, stop_reasons: dict[int, StopReason]) -> dict[int, StopReason]:
         """Confirms the best policies of seeds that end now, and ends these seeds; the other seeds continue."""
-        stop_reasons = {number: self.seeds[number].final_stop_reason(reason) for number, reason in stop_reasons.items()}
+        stop_reasons = {
+            number: final_stop_reason(self.seeds[number], reason) for number, reason in stop_reasons.items()
+        }
         seeds = [self.seeds[number] for number, reason in stop_reasons.items() if reason in CONFIRMED_AT]
         if seeds and hosts.is_writer():
             evaluator, requested = self.programs.evaluator(seeds[0].host), self._stop_request.requested

@@ -190,6 +190,12 @@ class Saving:
         return stop_reason if has_policy and not self.checkpoints.failing else StopReason.not_saved
 
     @property
+    def may_hand_over(self) -> bool:
+        """Whether the last states were bad, but the supervisor has a trained good one and the folder is there."""
+        trained = self.snapshots.last_good.iteration > 0
+        return not self._healthy and trained and not hosts.from_writer("gone", lambda: self.gone)
+
+    @property
     def advice(self) -> str:
         """Advice for a run that ended without saving its last state."""
         folder = self.checkpoints.directory.parent

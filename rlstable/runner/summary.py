@@ -261,7 +261,7 @@ def _policy_fields(seed: Seed) -> dict[str, Any]:
     origin = {"iteration": about["iteration"], "step": saved["step"]} | (about.get("replaced") or {})
     is_last = number == host.logged_iteration and host.replaced is None
     fields |= {"policy_iteration": origin["iteration"], "policy_step": origin["step"], "policy_is_last": is_last}
-    if host.replaced is not None:
+    if host.replaced is not None and "fallen_return" in host.replaced:
         fields["fallen_return"] = host.replaced["fallen_return"]
     return fields
 

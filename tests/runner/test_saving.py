@@ -40,6 +40,11 @@ def quick(**sections: Any) -> Config:
     return tiny_config(**defaults | sections)
 
 
+def assert_equal_arrays(ours: Any, theirs: Any) -> None:
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
 def fail_after(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
     """Makes every save of a later iteration fail, also the retry."""
     begin = Checkpoints._begin
@@ -82,8 +87,7 @@ def test_checkpoints_by_time_do_not_change_what_is_trained_and_saved(tmp_path: P
     often, found = advanced(tmp_path / "often", [5, 10, 15], every=3)
     once, _ = advanced(tmp_path / "once", [1, 2, 3], every=3)
     assert found[-1] == [1, 2, 3]
-    for x, y in zip(jax.tree.leaves(often.single.state), jax.tree.leaves(once.single.state), strict=True):
-        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+    assert_equal_arrays(often.single.state, once.single.state)
     saved = [load_policy(tmp_path / name, "latest").host["host"] for name in ("often", "once")]
     for host in saved:
         del host["elapsed"]
@@ -211,6 +215,42 @@ def test_run_that_ends_in_a_storm_completes_only_if_the_good_state_before_is_sav
     assert result.stop_reason is ending
     left = read_result(tmp_path)
     assert left is not None and left.get("unsaved_steps", 0) == (0 if every == 1 else (LAST - 1) * ITERATION)
+
+
+def test_run_whose_last_states_are_bad_hands_over_its_last_good_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def short(total: int, **more: Any) -> Config:
+        storm = {"site": "reward", "probability": 1.0, "start": 2, "iterations": 2}
+        supervise = {"incident": {"enabled": False}}
+        return quick(total_steps=total * ITERATION, fault=storm, supervise=supervise, checkpoint={}, **more)
+
+    good = TrainingLoop(short(2), tmp_path / "good")
+    good.run()
+    capsys.readouterr()
+    run = TrainingLoop(short(4), tmp_path / "run")
+    result = run.run()
+    assert (result.stop_reason, result.step) == (StopReason.completed, 4 * ITERATION)
+    [event] = events(tmp_path / "run", "last_good_handed_over")
+    assert (event["step"], event["policy_iteration"], event["policy_step"]) == (4 * ITERATION, 2, 2 * ITERATION)
+    left = read_result(tmp_path / "run")
+    assert left is not None and left.keys().isdisjoint({"unsaved_steps", "advice", "fallen_return"})
+    assert (left["policy_iteration"], left["policy_step"], left["policy_is_last"]) == (2, 2 * ITERATION, False)
+    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert f"policy iteration 2, step {2 * ITERATION}, not the last state" in printed
+    for name in ("params", "opt_state", "normalizer", "guard_memory"):
+        assert_equal_arrays(getattr(run.single.state, name), getattr(good.single.state, name))
+
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    resumed = [TrainingLoop(short(8, resume="auto"), tmp_path / name) for name in ("run", "copy")]
+    for one in resumed:
+        assert (one.single.host.step, one.single.snapshots.last_good.iteration) == (4 * ITERATION, 4)
+    assert_equal_arrays(resumed[0].single.state.env_state, run.single.state.env_state)
+    assert_equal_arrays(resumed[0].single.state.params, run.single.state.params)
+    assert [one.run().stop_reason for one in resumed] == [StopReason.completed] * 2
+    assert_equal_arrays(*(one.single.state for one in resumed))
+    left = read_result(tmp_path / "run")
+    assert left is not None and (left["policy_step"], left["policy_is_last"]) == (8 * ITERATION, True)
 
 
 def test_run_without_any_good_state_ends_as_not_saved(tmp_path: Path) -> None:
