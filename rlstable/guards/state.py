@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_f
 
 _GREATEST_STATISTIC = 3e12  # root of the largest variance; observations may have the size of 1e12
 _LONGEST_HORIZON = 1e4  # steps, for a discount of 1
+_ENTROPY_OF_UNIT_STD = 0.5 * math.log(2.0 * math.pi * math.e)  # nats, of a Gaussian before squashing
 _GREATEST_REWARD = 1e9  # larger rewards would overflow the squared return
 
 
@@ -169,6 +171,9 @@ class ValueLossGuard(StateSiteGuard):
 class PolicyGuard(StateSiteGuard):
     """Trips when the policy changed too much, or its standard deviation or entropy left the bounds.
 
+    A small entropy has two causes: a standard deviation that is too small for any larger entropy (`std_collapsed`), or
+    squashed actions at their bounds (`saturated`), as with a large deviation or a distant mean.
+
     Attributes:
         max_kl: Largest mean distance in nats (`rlstable.ppo.distance`); None for no limit.
         min_std: Smallest mean standard deviation before squashing; None for no limit.
@@ -181,14 +186,16 @@ class PolicyGuard(StateSiteGuard):
     max_std: float | None
     min_entropy: float | None
 
-    causes: ClassVar[tuple[str, ...]] = ("kl", "std_collapsed", "std_exploded", "entropy_collapsed")
+    causes: ClassVar[tuple[str, ...]] = ("kl", "std_collapsed", "std_exploded", "saturated")
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
         report = ctx.report
         true = jnp.ones((), bool)
+        least = 0.0 if self.min_entropy is None else jnp.exp(self.min_entropy - _ENTROPY_OF_UNIT_STD)
+        min_std = jnp.maximum(self.min_std or 0.0, least)
         within = (
             jnp.isfinite(report.distance) & (true if self.max_kl is None else report.distance <= self.max_kl),
-            true if self.min_std is None else ~(report.std < self.min_std),  # NaN counts as std_exploded
+            ~(report.std < min_std),  # NaN counts as std_exploded
             jnp.isfinite(report.std) & (true if self.max_std is None else report.std <= self.max_std),
             jnp.isfinite(report.entropy) & (true if self.min_entropy is None else report.entropy >= self.min_entropy),
         )

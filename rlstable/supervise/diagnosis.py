@@ -376,10 +376,6 @@ _BAD_UNITS = (
     "The environment's {0} was not finite, or beyond guards.quarantine.max_abs_{0}; the event incident names the "
     "number. Correct the {0}, or set that key to null if it is a matter of units."
 )
-_LITTLE_NOISE = (
-    "The policy's noise fell below guards.policy.min_std or min_entropy: raise ppo.entropy_cost or "
-    "guards.limiters.policy_std_min, or lower ppo.learning_rate."
-)
 # Advice by stop reason, and by the guard or limiter behind it with its main cause. The first key of `_next` counts.
 # fmt: off
 _ADVICE = {
@@ -408,8 +404,11 @@ _ADVICE = {
     "ppo.learning_rate_schedule=adaptive_kl, and use fewer epochs (ppo.num_updates_per_batch).",
     "policy_diverged policy std_exploded": "The policy's standard deviation grew beyond guards.policy.max_std: lower "
     "ppo.entropy_cost, guards.limiters.policy_std_max or ppo.learning_rate.",
-    "policy_diverged policy std_collapsed": _LITTLE_NOISE,
-    "policy_diverged policy entropy_collapsed": _LITTLE_NOISE,
+    "policy_diverged policy std_collapsed": "The policy's noise fell below guards.policy.min_std or min_entropy: raise "
+    "ppo.entropy_cost or guards.limiters.policy_std_min, or lower ppo.learning_rate.",
+    "policy_diverged policy saturated": "The policy's actions stayed at their bounds, so that the entropy fell below "
+    "guards.policy.min_entropy: lower ppo.learning_rate, and guards.limiters.policy_std_max if "
+    "training/policy_dist_mean_std is above 1.",
     "policy_collapsed": "Lower ppo.learning_rate, set ppo.normalize_values=true and ppo.normalize_advantage=true, or "
     "use larger batches; the signs in the report say which network was at fault. If returns fluctuate without a "
     "cause, raise guards.return_watch.tolerance.",

@@ -399,7 +399,7 @@ POLICY = Row(
         Fault("kl", in_report("distance"), (*NOT_FINITE, HUGE, 5.01), (5.0, 0.0)),
         Fault("std_collapsed", in_report("std"), (-INF, 0.0, 1.9e-4), (2e-4,)),
         Fault("std_exploded", in_report("std"), (NAN, INF, HUGE, 9.1), (9.0,)),
-        Fault("entropy_collapsed", in_report("entropy"), (*NOT_FINITE, -HUGE, -20.1), (-20.0, 20.0)),
+        Fault("saturated", in_report("entropy"), (*NOT_FINITE, -HUGE, -20.1), (-20.0, 20.0)),
     ),
     (),
     chosen,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -44,6 +45,23 @@ def judge(guard: Any, *reports: IterationStats) -> tuple[list[bool], dict[str, i
     ok, state = jax.tree.map(lambda x: np.asarray(x)[: len(reports)], judged)
     trips = {cause: n for cause, n in zip(guard.causes, state.trips[-1].tolist(), strict=True) if n}
     return ok.tolist(), trips, state
+
+
+@pytest.mark.parametrize(
+    ("min_entropy", "std", "entropy", "cause"),
+    [
+        (-20.0, 5.8, -45.0, "saturated"),
+        (-20.0, 0.5, -45.0, "saturated"),  # a distant mean
+        (-20.0, 1e-4, -45.0, "std_collapsed"),
+        (-3.0, 0.0119, -3.1, "std_collapsed"),  # a Gaussian of 0.01204 has -3
+        (-3.0, 0.0122, -3.1, "saturated"),
+    ],
+)
+def test_small_entropy_is_blamed_on_the_noise_only_if_the_noise_is_too_small(
+    min_entropy: float, std: float, entropy: float, cause: str
+) -> None:
+    guard = dataclasses.replace(GUARDS["policy"], min_entropy=min_entropy)
+    assert judge(guard, report(std=std, entropy=entropy))[:2] == ([False], {cause: 1})
 
 
 BAD = {"value_loss": report(value_loss=2e10), "policy": report(distance=1e3)}
