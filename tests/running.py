@@ -22,6 +22,7 @@ EACH = {"every": 1, "keep": 100, "asynchronous": False}  # saves every iteration
 _STORY = {
     "rolled_back": "{cause}: {remedy}, back to {to_iteration}",
     "remedy_taken_back": "{remedy} taken back",
+    "last_good_handed_over": "{policy_iteration} handed over",
     "precision_changed": "{before} to {level}",
     "return_collapsed": "return collapsed",
     "return_fall_refuted": "fall of the return refuted",

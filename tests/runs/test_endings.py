@@ -25,6 +25,8 @@ NAN_GRADIENTS = {"site": "gradient", "probability": 1.0, "start": 2}
 # One attempt, and every second state is kept for it.
 ONCE = {"recovery": {"every": 2, "attempts": 1}, "checkpoint": {"asynchronous": False}}
 
+NOTHING_SAVED = {"recovery": {"every": 10}, "checkpoint": {"every": 100, "asynchronous": False}}
+
 
 def only(guard: str, patience: int = PATIENCE) -> dict[str, Any]:
     return GUARDS_OFF | {guard: {"enabled": True, "patience": patience}}
@@ -202,6 +204,12 @@ ENDINGS: dict[str, tuple[dict[str, Any], Ends]] = {
     "scripted, an iteration without an update in between": (
         {"more_guards": scripted(1, 2, 5, 6, 7, update={"idle": Idle(3)}), **ONCE},
         Ends("recovery_exhausted", 7, ("7: guard_exhausted: fresh_resets, back to 0",)),
+    ),
+    "scripted, bad at the end, and nothing saved before": (
+        {"more_guards": scripted(7, 8), **NOTHING_SAVED}, Ends("completed", 8, ("8: 6 handed over",), saved=[8]),
+    ),
+    "scripted, never good, and nothing saved before": (
+        {"more_guards": scripted(1, 2, 4, 5, 7, 8), **NOTHING_SAVED}, Ends("not_saved", 8, saved=[], advice="No state"),
     ),
 }  # fmt: skip
 
