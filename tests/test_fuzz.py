@@ -175,7 +175,7 @@ def missing(metrics: Metrics, episodes: int) -> set[str]:
     """
     values = {name: float(metrics.values[name]) for name in metrics.values}
     always = {"training/accepted_share", "training/valid_share", "training/reward_mean", "training/reward_greatest"}
-    always |= {f"limiters/{name}/active" for name in ("kl", "reward", "observation_outlier")}
+    always |= {f"limiters/{name}/active" for name in ("kl", "reward", "reward_outlier", "observation_outlier")}
 
     def exists(name: str) -> bool:
         if name.startswith("episode/"):

@@ -94,7 +94,7 @@ def test_every_health_metric_is_logged_and_finite(run: tuple[TrainingLoop, Resul
             "total_loss", "policy_loss", "v_loss", "accepted_share", "updates", "episodes",
         )),
         *(f"guards/{name}/trips" for name in (
-            "quarantine", "finite_samples", "reward_outlier", "finite_update", "spike", "finite_state", "storm",
+            "quarantine", "finite_samples", "finite_update", "spike", "finite_state", "storm",
             "value_loss", "policy",
         )),
         *(f"eval/{name}" for name in ("episode_reward", "episode_reward_std", "avg_episode_length", "aborted_share")),
@@ -114,8 +114,8 @@ def test_default_limiters_are_idle_and_limiters_that_are_off_report_nothing(
     assert idle == {
         f"limiters/{name}/active": 0.0
         for name in (
-            "observation", "observation_outlier", "observation_shift", "advantage_std", "log_ratio", "policy_std",
-            "kl", "gradient_norm", "update_norm", "normalizer",
+            "reward_outlier", "observation", "observation_outlier", "observation_shift", "advantage_std", "log_ratio",
+            "policy_std", "kl", "gradient_norm", "update_norm", "normalizer",
         )
     }  # fmt: skip
     row = TrainingLoop(quick(guards={"limiters": LIMITERS_OFF}, eval={"num_evals": 0}), tmp_path).run().history[-1]

@@ -45,7 +45,7 @@ def orbit(guards: str) -> tuple[Any, TrainState]:
         guards=GUARDS[guards], ppo={"entropy_cost": 0.0}, network={"distribution_type": "normal"}, fault=NEVER
     )
     ppo, state = armed(config, PointMass())
-    fault = FaultConfig(site="reward", value=1e6, probability=0.02, start=5, iterations=20)
+    fault = FaultConfig(site="reward", value=1e6, probability=0.01, start=5, iterations=20)
     state = placed(dataclasses.replace(state, fault=faults.as_data(fault)))
     return compiled(ppo).lower(state).compile(), state
 
@@ -79,7 +79,7 @@ def test_orbit_explodes_or_gets_nan_deviations_only_without_guards() -> None:
         assert np.nanmax(column(history, "training/v_loss")) < 1e3  # NaN if no update was accepted
         assert np.nanmin(column(history, "training/policy_dist_min_std")) >= 1e-4
         assert column(history, "training/accepted_share").mean() > 0.8
-        assert sum(metrics.trips["reward_outlier"][0] for metrics in history) > 10
+        assert (column(history, "limiters/reward_outlier/active") > 0).sum() > 10
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ class LimiterConfig(Section, at="guards.limiters"):
     """Bounds in normal operation; null disables a bound."""
 
     reward: Positive | None
+    reward_outlier: Annotated[Finite, Field(gt=1)] | None
     observation: Positive | None
     observation_outlier: Positive | None
     observation_shift: Annotated[Finite, Field(gt=1)] | None
@@ -50,13 +51,6 @@ class FiniteSamplesConfig(Section, at="guards.finite_samples"):
 
     enabled: Flag
     max_norm: Positive | None
-
-
-class RewardOutlierConfig(Section, at="guards.reward_outlier"):
-    """Guard of rewards: masks out a sample whose reward is far larger than the task's usual rewards."""
-
-    enabled: Flag
-    factor: Annotated[Finite, Field(gt=1)]
 
 
 class FiniteUpdateConfig(Section, at="guards.finite_update"):
@@ -131,7 +125,6 @@ class GuardsConfig(Section, at="guards"):
 
     quarantine: QuarantineConfig
     finite_samples: FiniteSamplesConfig
-    reward_outlier: RewardOutlierConfig
     finite_update: FiniteUpdateConfig
     spike: SpikeConfig
     finite_state: FiniteStateConfig

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from rlstable.config.guards import GuardsConfig
-from rlstable.device import sharding
 from rlstable.device.trees import PyTree
-from rlstable.guards import masked, outlier
-from rlstable.guards.base import Guard, GuardState, Verdict, count_first, enabled, no_trips, norm_within, select
+from rlstable.guards import masked
+from rlstable.guards.base import Guard, GuardState, Verdict, count_first, enabled, norm_within, select
 
 
 class BatchContext(NamedTuple):
@@ -67,54 +66,6 @@ class FiniteSamplesGuard(Guard):
         return Verdict(repaired, ok, state._replace(trips=state.trips + count_first(~fine & alive)))
 
 
-@dataclasses.dataclass(frozen=True)
-class RewardOutlierGuard(Guard):
-    """Trips where a reward exceeds `factor` times the largest accepted reward so far.
-
-    A reward of -65,882 among unit rewards is wrong, but 100 after many zeros may be the task's reward. The first batch
-    with rewards has no earlier reward to compare with. It is compared with the geometric mean of its rewards,
-    without the largest. Rewards below `factor * outlier.LEAST` never trip. Every iteration that trips raises the bound
-    by 5 %, so that a reward that keeps coming is accepted in the end. A sample that trips is masked out and its reward
-    becomes 0; the episode continues.
-
-    Attributes:
-        factor: Multiple of the largest accepted reward at which a reward is an outlier.
-    """
-
-    factor: float
-
-    causes: ClassVar[tuple[str, ...]] = ("outlier",)
-
-    def init(self) -> GuardState:
-        return GuardState(no_trips(self.causes), outlier.initial())
-
-    def apply(self, ctx: BatchContext, state: GuardState) -> Verdict:
-        """Marks outliers invalid. All devices share one bound."""
-        data, usual = ctx.value, state.memory
-        alive = masked.filled(data.valid, data.reward)
-        known = jnp.where(usual.level > 0, usual.level, _typical(data.reward, alive))
-        ok = outlier.within(data.reward, usual._replace(level=known), self.factor)
-        bad = ~ok & alive
-        greatest = jnp.max(jnp.where(ok & alive, jnp.abs(data.reward), 0.0))
-        greatest, tripped = sharding.maximum((greatest, jnp.any(bad).astype(jnp.int32)))
-        memory = outlier.update(usual, jnp.maximum(usual.level, greatest), tripped > 0)
-        repaired = data._replace(valid=ok & alive, reward=jnp.where(ok, data.reward, 0.0))
-        return Verdict(repaired, ok | ~alive, GuardState(state.trips + count_first(bad[None]), memory))
-
-
-def _typical(reward: jax.Array, alive: jax.Array) -> jax.Array:
-    """The geometric mean of the magnitudes of all devices' nonzero rewards; 0 if all rewards are zero.
-
-    Leaves out the largest reward, which may be the outlier, unless it is the only nonzero reward.
-    """
-    nonzero = alive & jnp.isfinite(reward) & (reward != 0)
-    logarithms = jnp.log(jnp.where(nonzero, jnp.abs(reward), 1.0))
-    total, count = sharding.total((jnp.sum(logarithms), jnp.sum(nonzero, dtype=jnp.int32)))
-    greatest = sharding.maximum(jnp.max(jnp.where(nonzero, logarithms, -jnp.inf)))
-    rest = jnp.where(count > 1, (total - greatest) / jnp.maximum(count - 1, 1), greatest)
-    return jnp.exp(rest)
-
-
 def batch_guards(config: GuardsConfig) -> dict[str, Guard]:
-    """The guards of the batch site, by name. The guard of rewards runs last, on finite samples only."""
-    return enabled(config, finite_samples=FiniteSamplesGuard, reward_outlier=RewardOutlierGuard)
+    """The guards of the batch site, by name."""
+    return enabled(config, finite_samples=FiniteSamplesGuard)

@@ -1,7 +1,9 @@
-"""Outliers: numbers far larger than the usual magnitude in this task.
+"""Outliers: numbers far larger than usual in this task, and rare. The unit of the numbers does not matter.
 
-The guards of rewards and of gradient norms use this module. Only accepted numbers change the usual magnitude. Every
-trip raises the bound a little, so that a number that keeps coming is accepted in the end.
+Rarity decides and not a count of trips: a number that becomes frequent becomes usual, and a rare number never does.
+
+- Rewards: `Magnitudes` is a fading histogram of recent rewards, and `bound` limits what rare rewards count for.
+- Gradient norms: `follow` is a running mean of logarithms, which an outlier moves by at most 5 %.
 """
 
 from __future__ import annotations
@@ -11,36 +13,76 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Numbers below `factor * LEAST` are never outliers: sparse rewards, and gradients before the first reward, start at
-# zero and must be able to grow.
-LEAST = 0.1
-_WIDEN, _WIDEST = 1.05, 1e30
+from rlstable.device import sharding
+
+_EDGES = (0.0, *(2.0**power for power in range(-64, 65)))  # octaves
+_KEPT = 0.98  # weight of the earlier histogram in the next one: a memory of 50 iterations
+_RARE = 0.02  # largest share of numbers that is rare: one in a hundred, and again as many for chance
+_MOST = 0.5  # of the numbers other than zero that are rare: sparse rewards are rare, but usual among rewards
+_MEAN = 0.05  # mean that outlying numbers add, per root mean square
+_OUTLYING = 3  # octaves above the usual magnitude; below are the tails of ordinary distributions
+
+_RATE = 0.05  # weight of a new norm in the running mean of logarithms
+# Norms below `factor * _LEAST` are never outliers: gradients before the first reward are zero and must be able to grow.
+_LEAST = 0.1
 
 
-class UsualMagnitude(NamedTuple):
-    """The usual magnitude and its bound.
+class Magnitudes(NamedTuple):
+    """Fading histogram of the magnitudes of recent numbers, over all devices.
 
     Attributes:
-        level: Magnitude of accepted numbers. While it is 0, every finite number is accepted.
-        allowance: Factor on the bound, at least 1; every trip raises it by 5 %, permanently.
+        above: Numbers above each of `_EDGES`, float32 `[edges]`.
+        total: All numbers, zeros included, float32.
     """
 
-    level: jax.Array
-    allowance: jax.Array
+    above: jax.Array
+    total: jax.Array
 
 
-def initial() -> UsualMagnitude:
-    """The initial value: no number so far."""
-    return UsualMagnitude(jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32))
+def no_magnitudes() -> Magnitudes:
+    return Magnitudes(jnp.zeros(len(_EDGES), jnp.float32), jnp.zeros((), jnp.float32))
 
 
-def within(x: jax.Array, usual: UsualMagnitude, factor: float) -> jax.Array:
-    """Whether magnitudes are at most `factor` times the usual magnitude; never true of NaN or infinity."""
-    bound = factor * jnp.maximum(usual.level, LEAST) * usual.allowance
-    return jnp.isfinite(x) & ((jnp.abs(x) <= bound) | ~(usual.level > 0))
+def observe(magnitudes: Magnitudes, x: jax.Array, alive: jax.Array) -> Magnitudes:
+    """The histogram with a batch of numbers; `alive` is the mask of those that count."""
+    size = jnp.where(alive & jnp.isfinite(x), jnp.abs(x), 0.0)
+    # Comparisons are faster on an accelerator than a scatter, and compile faster on a CPU.
+    above = jnp.sum(size[..., None] > jnp.array(_EDGES, jnp.float32), axis=tuple(range(x.ndim)), dtype=jnp.int32)
+    above, total = sharding.total((above, jnp.sum(alive, dtype=jnp.int32)))
+    return Magnitudes(_KEPT * magnitudes.above + above, _KEPT * magnitudes.total + total)
 
 
-def update(usual: UsualMagnitude, level: jax.Array, tripped: jax.Array) -> UsualMagnitude:
-    """The usual magnitude with a new level of accepted numbers; a trip raises the allowance."""
-    wider = jnp.minimum(usual.allowance * _WIDEN, _WIDEST)
-    return UsualMagnitude(level, jnp.where(tripped, wider, usual.allowance))
+def bound(magnitudes: Magnitudes, factor: float) -> jax.Array:
+    """The largest magnitude that a rare number may have; infinity before the first number other than zero.
+
+    The usual magnitude is the largest one that is not rare, rounded up to a power of two. Rare are the largest 2 % of
+    all numbers, but no more than half of the numbers other than zero. Numbers above 8 usual magnitudes are outlying.
+    With the share p of outlying numbers the bound is `factor / sqrt(p)` usual magnitudes, or `factor / (20 p)` if it is
+    smaller. So outlying numbers add at most a root mean square of `factor` usual magnitudes, and at most a mean of a
+    twentieth of that, however large and however many they are.
+    """
+    above, total = magnitudes
+    rare = jnp.minimum(_RARE * total, _MOST * above[0])
+    place = jnp.sum(above > rare)  # 0 if all numbers are zero
+    ratio = total / jnp.maximum(above[jnp.minimum(place + _OUTLYING, len(_EDGES) - 1)], 1.0)  # 1 / p
+    usual = jnp.array((jnp.inf, *_EDGES[1:], jnp.inf), jnp.float32)[place]
+    return usual * factor * jnp.minimum(jnp.sqrt(ratio), _MEAN * ratio)
+
+
+def within(norm: jax.Array, level: jax.Array, factor: float) -> jax.Array:
+    """Whether a norm is at most `factor` times the level; never true of NaN or infinity. A level of 0 is not known."""
+    return jnp.isfinite(norm) & ((norm <= factor * jnp.maximum(level, _LEAST)) | ~(level > 0))
+
+
+def follow(level: jax.Array, norm: jax.Array, ok: jax.Array) -> jax.Array:
+    """The geometric running mean of norms. A norm of 0, or one that is not finite, does not move it.
+
+    A norm that is not ok raises the level by at most 5 %, and usual norms take it back. If most norms become a thousand
+    times larger, the level follows within 140 norms.
+    """
+    counts = jnp.isfinite(norm) & (norm > 0)
+    safe = jnp.where(counts, norm, 1.0)  # so that neither branch of `jnp.where` is NaN
+    before = jnp.where(level > 0, level, safe)
+    step = jnp.log(safe) - jnp.log(before)
+    step = jnp.where(ok, step, jnp.minimum(step, 1.0))
+    return jnp.where(counts, jnp.exp(jnp.log(before) + _RATE * step), level)

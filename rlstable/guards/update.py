@@ -13,8 +13,6 @@ from rlstable.device.trees import PyTree
 from rlstable.guards import outlier
 from rlstable.guards.base import Guard, GuardState, Verdict, all_finite, count_first, enabled, no_trips, norm_within
 
-_RATE = 0.05  # weight of a new norm in the running mean of logarithms
-
 
 class UpdateContext(NamedTuple):
     """Context of the update site.
@@ -68,7 +66,7 @@ class FiniteUpdateGuard(Guard):
 
 @dataclasses.dataclass(frozen=True)
 class SpikeGuard(Guard):
-    """Trips when the gradient norm is far above the geometric running mean of accepted norms.
+    """Trips when the gradient norm is far above the geometric running mean of norms.
 
     Clipping would bound the length of such a step, but one bad sample would still decide its direction. A norm that is
     not finite is left to `FiniteUpdateGuard`.
@@ -82,19 +80,14 @@ class SpikeGuard(Guard):
     causes: ClassVar[tuple[str, ...]] = ("spike",)
 
     def init(self) -> GuardState:
-        return GuardState(no_trips(self.causes), outlier.initial())
+        return GuardState(no_trips(self.causes), jnp.zeros((), jnp.float32))
 
     def apply(self, ctx: UpdateContext, state: GuardState) -> Verdict:
-        norm, usual = ctx.gradient_norm, state.memory
-        ok = outlier.within(norm, usual, self.factor)
-        spike, new = ~ok & jnp.isfinite(norm), ok & (norm > 0)
-        # Logarithms of positive, finite numbers only, so that neither branch of `jnp.where` is NaN.
-        safe = jnp.where(new, norm, 1.0)
-        before = jnp.where(usual.level > 0, usual.level, safe)
-        level = jnp.exp((1.0 - _RATE) * jnp.log(before) + _RATE * jnp.log(safe))
-        level = jnp.where(new, level, usual.level)
-        memory = outlier.update(usual, level, spike)
-        return Verdict(ctx.value, ok, GuardState(state.trips + count_first(spike[None]), memory))
+        norm, level = ctx.gradient_norm, state.memory
+        ok = outlier.within(norm, level, self.factor)
+        spike = ~ok & jnp.isfinite(norm)
+        trips = state.trips + count_first(spike[None])
+        return Verdict(ctx.value, ok, GuardState(trips, outlier.follow(level, norm, ok)))
 
 
 def update_guards(config: GuardsConfig) -> dict[str, Guard]:

@@ -116,7 +116,8 @@ def _init_state(ppo: PPO, observation: Observation, key: jax.Array) -> TrainStat
     trips = PackedDict.of({name: no_trips(guard.causes).astype(jnp.uint32) for name, guard in guards.items()})
     if guards:
         trips = dataclasses.replace(trips, whole=WideCounter(trips.whole, trips.whole))
-    zero, returns = WideCounter.zero(), reward.init_returns(ppo.config.ppo.num_envs, ppo.config.ppo)
+    zero = WideCounter.zero()
+    rewards = reward.init(ppo.config.ppo.num_envs, ppo.config.ppo, ppo.config.guards.limiters)
     statistics = normalizer.init(observation)
     if ppo.config.ppo.normalize_values:
         statistics = dataclasses.replace(statistics, value=normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)))
@@ -130,6 +131,7 @@ def _init_state(ppo: PPO, observation: Observation, key: jax.Array) -> TrainStat
         tuning=None,  # type: ignore[arg-type]  # `with_environments` adds it
         key=key,
         counters=Counters(zero, zero, zero, zero, trips),
-        return_statistics=returns.statistics,
-        running_return=returns.running,
+        reward_magnitudes=rewards.magnitudes,
+        return_statistics=rewards.statistics,
+        running_return=rewards.running,
     )

@@ -104,6 +104,14 @@ class LossGradient:
         targets = self.loss.estimate(params, statistics, joined, sequences(swap_axes(values)))
         return Targets(*map(rows, targets))
 
+    def expected_rewards(self, params: Params, statistics: Statistics, data: Collected) -> jax.Array:
+        """Rewards that the value network expects, `[rows, T]`: value minus discounted next value."""
+        parts = self.loss.config.gradient_accumulation
+        values = self._values(params, statistics, swap_axes(data.observation), parts)
+        last = self.loss.networks.value(params, statistics, swap_axes(data.bootstrap_observation))
+        following = swap_axes(jnp.concatenate([values[1:], last], axis=0))
+        return swap_axes(values) - self.loss.config.discounting * (1.0 - data.termination) * following
+
     def _values(self, params: Params, statistics: Statistics, observation: Observation, parts: int) -> jax.Array:
         """Value estimates `[T, B]`, computed in parts."""
 

@@ -14,6 +14,7 @@ statistics and counters.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -78,9 +79,13 @@ class PPO:
             guard_state = initial_states(guards, state.guard_memory) | rollout.guard_state
             # Batch guards mark bad samples in `data.valid`, so the verdict's `ok` is not needed.
             data, _, guard_state = fold(self.batch_guards, BatchContext(rollout.data), guard_state)
-            returns = reward.Returns(state.return_statistics, state.running_return)
-            data, returns, reward_metrics = reward.shape(
-                data, returns, self.config.ppo, self.config.guards.limiters.reward
+            rewards = reward.RewardState(state.reward_magnitudes, state.return_statistics, state.running_return)
+            data, rewards, reward_metrics = reward.shape(
+                data,
+                rewards,
+                self.config.ppo,
+                self.config.guards.limiters,
+                functools.partial(self._expected_rewards, state, data),
             )
             if self.mirror is not None:
                 unrolls = self.config.ppo.rows // self.config.ppo.num_envs
@@ -101,7 +106,7 @@ class PPO:
             values = iteration_metrics(self.config, self.networks, state, statistics, data, result)
             values |= rollout.metrics | reward_metrics | distance_metrics
             context = StateContext(
-                (params, opt_state, (after, returns.statistics)),
+                (params, opt_state, (after, rewards.statistics)),
                 state_report(values, state.counters.iterations, state.normalizer.value, self.networks.action_size),
             )
             _, healthy, guard_state = fold(self.state_guards, context, result.guard_state)
@@ -113,8 +118,9 @@ class PPO:
                 env_state=rollout.env_state,
                 tuning=trust_region.next_tuning(result),
                 key=key,
-                return_statistics=returns.statistics,
-                running_return=returns.running,
+                reward_magnitudes=rewards.magnitudes,
+                return_statistics=rewards.statistics,
+                running_return=rewards.running,
                 incident=rollout.incident,
             )
             return self._report(new_state, guard_state, result.progress.accepted, rollout.episodes, values, healthy)
@@ -133,6 +139,10 @@ class PPO:
     ) -> tuple[Params, dict[str, jax.Array]]:
         """The gradient of the loss on a preprocessed minibatch over all devices, and its metrics."""
         return self._objective.gradient(params, statistics, minibatch, valid_share, tuning)
+
+    def _expected_rewards(self, state: TrainState, data: Collected) -> jax.Array:
+        data = preprocess_batch(self.networks, state.normalizer, data)
+        return self._objective.expected_rewards(state.params, state.normalizer, data)
 
     def _batch(
         self, state: TrainState, statistics: Statistics, data: Collected, reference: ActionMoments | None

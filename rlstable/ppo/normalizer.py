@@ -15,12 +15,14 @@ import jax.numpy as jnp
 from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
+from rlstable.device.transforms import apply_if
 from rlstable.device.trees import PyTree
 from rlstable.guards import limiters
 from rlstable.guards.base import select
 from rlstable.guards.masked import Mask
 
 _STD_MIN, _STD_MAX = 1e-6, 1e6  # Brax's bounds
+_RARE, _MOST_SORTED = 0.02, 4096  # share of rare samples at each end of the first batch; samples to sort
 _ROUNDING = 1e-6  # relative to the mean: a smaller standard deviation is float32's rounding of a constant
 
 
@@ -82,7 +84,8 @@ def update(
         observation: Observations of this device, `[rows, T, ...]`.
         valid: Mask of the samples, `[rows, T]`.
         config: Mode, epsilon, and the count after which statistics are frozen.
-        outlier: Standard deviations from the mean to which elements are clipped, except in the first batch.
+        outlier: Standard deviations from the mean to which elements are clipped; in the first batch, ranges of 96 % of
+            its samples.
         least_rate: Smallest weight of the batch, for numbers whose scale changes during training.
         shift: Standard deviations; an element that is farther from its mean in the whole batch, as a root mean square,
             takes the batch's mean and variance at once. None for Brax's formulas.
@@ -188,6 +191,21 @@ def _clip_outliers(observation: PyTree, statistics: Statistics, outlier: float) 
     has_samples = statistics.count > 0
 
     def clip(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
-        return jnp.where(has_samples, jnp.clip(x, mean - outlier * std, mean + outlier * std), x)
+        bounds = (mean - outlier * std, mean + outlier * std)
+        low, high = apply_if(~has_samples, lambda _: _bounds_of_first_batch(x, outlier), bounds)
+        return jnp.clip(x, low, high)
 
     return jax.tree.map(clip, observation, statistics.mean, statistics.std)
+
+
+def _bounds_of_first_batch(x: jax.Array, outlier: float) -> tuple[jax.Array, jax.Array]:
+    """Bounds of each element of the first batch, from the range of 96 % of its samples; infinite without a range.
+
+    An element without a range is a constant, or a rare event whose size is not known.
+    """
+    samples = x.reshape(-1, *x.shape[2:])
+    samples = jnp.sort(samples[:: max(1, samples.shape[0] // _MOST_SORTED)], axis=0)
+    least, greatest = samples[int(_RARE * len(samples))], samples[-1 - int(_RARE * len(samples))]
+    least, greatest = sharding.minimum(least), sharding.maximum(greatest)
+    reach = jnp.where(greatest > least, outlier * (greatest - least), jnp.inf)
+    return least - reach, greatest + reach

@@ -11,6 +11,7 @@ from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict, PackedRows
 from rlstable.device.trees import EnvState, Params, PyTree
+from rlstable.guards.outlier import Magnitudes
 from rlstable.ppo.normalizer import Statistics
 
 
@@ -103,6 +104,7 @@ class TrainState:
         reset_pool: Clean first states to draw from, split over devices; None if no environment draws.
         guard_memory: Memories of the guards between iterations, by name.
         key: Random key, the same on every device.
+        reward_magnitudes: Recent rewards; None without `guards.limiters.reward_outlier`.
         return_statistics: Statistics of discounted returns; None without `ppo.normalize_rewards`.
         running_return: Discounted return of every environment so far, split over devices; None without
             `ppo.normalize_rewards`.
@@ -119,6 +121,7 @@ class TrainState:
     tuning: Tuning
     key: jax.Array
     counters: Counters
+    reward_magnitudes: Magnitudes | None = None
     return_statistics: Statistics | None = None
     running_return: jax.Array | None = None
     fault: Any = None

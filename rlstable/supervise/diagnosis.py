@@ -121,6 +121,15 @@ SIGNS = (
         "set guards.limiters.kl=1.0; if it is on, lower ppo.learning_rate",
     ),
     Sign(
+        "rewards_outlying",
+        "`limiters/reward_outlier/active` above 0 in 25 of 50 iterations: rare rewards are far larger than usual ones, "
+        "and the limiter bounds what they count for",
+        "limiters/reward_outlier/active", lambda value, row: value > 0.0, 25, 50,
+        "{mean:.2g} of the rewards in 25 of the last 50 iterations were far larger than usual, and were clipped",
+        "correct the reward if these are glitches; if they are rare prizes of the task and are not learned, set "
+        "guards.limiters.reward_outlier=null",
+    ),
+    Sign(
         "samples_masked",
         "`training/valid_share` below 1 in 25 of 50 iterations: guards reject samples again and again, and the policy "
         "may gain from what comes before, such as physics that explodes",
@@ -396,8 +405,6 @@ _ADVICE = {
     "with float16 networks set precision=bfloat16 or the default.",
     "physics_unstable finite_samples reward": "Rewards are too large once they are scaled: lower ppo.reward_scaling so "
     "that a good step earns about 1.",
-    "physics_unstable reward_outlier": "Rewards are far larger than before: correct the environment's reward, or raise "
-    "guards.reward_outlier.factor.",
     "value_loss_exploded": "Scale rewards down with ppo.reward_scaling so that a good step earns about 1, or set "
     "ppo.normalize_rewards=true or ppo.normalize_values=true; lower ppo.learning_rate.",
     "policy_diverged": "Lower ppo.learning_rate, set guards.limiters.kl=0.3 or "
@@ -421,7 +428,7 @@ _ENDING = {
     StopReason.value_loss_exploded: "value_loss",
     StopReason.state_not_finite: "finite_state",
 }
-_SAMPLE_GUARDS = ("quarantine", "finite_samples", "reward_outlier")
+_SAMPLE_GUARDS = ("quarantine", "finite_samples")
 _MANY = 0.2  # share of activity from which a limiter is named
 _NAMED = 2  # guards, and limiters, that are named
 

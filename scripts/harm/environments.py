@@ -105,6 +105,7 @@ _REWARDS: dict[str, Any] = {
     "energy": lambda error, action, age: 1.0 - error - 0.3 * jnp.sum(action**2),
     "sharp": lambda error, action, age: jnp.exp(-10.0 * error),
     "stricter": lambda error, action, age: jnp.exp(-error * jnp.minimum(1.0 + age / 300.0, 10.0)),
+    "prize": lambda error, action, age: jnp.where(error > 2.0, 300.0, 0.02 * (1.0 - error)),
     "alive": lambda error, action, age: 1.0 + 0.0 * error,
 }
 _EXTRAS: dict[str, Any] = {
@@ -150,6 +151,7 @@ CASES = {
     "falls": Case("an unstable point, the episode ends when it falls",
                   {"unstable": 0.15, "limit": 1.0, "reward": "alive"}),
     "goal_ends": Case("-1 per step until the goal ends the episode", {"reward": "lost", "stops": True}),
+    "prize": Case("0.02 for being near the goal, 300 for leaving", {"reward": "prize", "limit": 2.0}),
     "noisy_observation": Case("noise of 0.3 in the observation", {"noise": 0.3}),
     "noisy_reward": Case("noise of 5 in the reward", {"reward_noise": 5.0}),
     "observation_spikes": Case("one observation of 1,000 is 1e4", {"spikes": 0.001}),

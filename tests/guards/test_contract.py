@@ -1,6 +1,6 @@
 """The contract of all guards: one row per guard, one line per kind of bad number.
 
-Below are the own tests of `quarantine`, `finite_samples` and `finite_update`. Those of the outlier guards are in
+Below are the own tests of `quarantine`, `finite_samples` and `finite_update`. Those of `spike` are in
 test_outlier.py, of the state site in test_state.py, of inference in policy/test_policy.py.
 """
 
@@ -38,7 +38,6 @@ from rlstable.guards.base import (
 from rlstable.guards.batch import BatchContext, batch_guards
 from rlstable.guards.env import EnvContext, env_guards
 from rlstable.guards.inference import ActionContext, InferenceGuard
-from rlstable.guards.outlier import UsualMagnitude
 from rlstable.guards.state import IterationStats, StateContext, state_guards
 from rlstable.guards.update import UpdateContext, update_guards
 from rlstable.ppo.distributions import Normal
@@ -232,17 +231,6 @@ BATCH = Row(
     learnt_from,
 )
 
-# The level is 3, so the bound is 15,000.
-REWARD = Row(
-    GUARDS["reward_outlier"],
-    batch_context,
-    (Fault("outlier", in_batch("reward", (2, 1)), (*BAD, -65882.0, 15001.0), (15000.0, -14999.0)),),
-    (2, 1),
-    learnt_from,
-    GuardState(jnp.zeros(1, jnp.int32), UsualMagnitude(jnp.float32(3.0), jnp.float32(1.0))),
-    learns=True,
-)
-
 
 # --- update and state
 
@@ -332,7 +320,7 @@ SPIKE = Row(
     (Fault("spike", of_norm, (HUGE, 250.1), (250.0, 0.0), NOT_FINITE),),
     (),
     chosen,
-    GuardState(jnp.zeros(1, jnp.int32), UsualMagnitude(jnp.float32(0.25), jnp.float32(1.0))),
+    GuardState(jnp.zeros(1, jnp.int32), jnp.float32(0.25)),
     learns=True,
 )
 
@@ -432,7 +420,7 @@ INFERENCE = Row(
 )
 
 ROWS = {
-    "quarantine": ENV, "finite_samples": BATCH, "reward_outlier": REWARD, "finite_update": UPDATE,
+    "quarantine": ENV, "finite_samples": BATCH, "finite_update": UPDATE,
     "thorough": UPDATE_THOROUGH, "spike": SPIKE, "finite_state": STATE, "storm": STORM, "value_loss": VALUE_LOSS,
     "policy": POLICY, "inference": INFERENCE,
 }  # fmt: skip

@@ -178,7 +178,7 @@ def test_observation_limiter_clips_normalised_observations():
 
 
 def test_observation_outlier_limiter_clips_what_the_normalizer_reads():
-    """Within 3 standard deviations of the statistics so far; the first batch is not clipped."""
+    """Within 3 standard deviations of the statistics so far; a first batch of four samples is not clipped."""
     batch = jnp.array([[[7.0, 0.0], [8.0, 3.0], [-1e30, -4.0], [1.0, 0.0]]])
     drawn_in = jnp.array([[[7.0, 0.0], [7.0, 3.0], [-5.0, -3.0], [1.0, 0.0]]])
     limit = only(observation_outlier=3.0).observation_outlier
@@ -193,6 +193,21 @@ def test_observation_outlier_limiter_clips_what_the_normalizer_reads():
             np.testing.assert_array_equal(a, b)
     assert normalizer.outlier_share(batch, STATISTICS, limit).tolist() == [[0.0, 0.5, 1.0, 0.0]]
     assert not normalizer.outlier_share(batch, normalizer.init(STATISTICS.mean), limit).any()
+
+
+def test_glitches_of_the_first_batch_do_not_set_the_statistics():
+    """Within 100 ranges of most samples; an element that is mostly constant keeps its rare events."""
+    rng = np.random.default_rng(0)
+    batch = np.stack([rng.uniform(-1.0, 1.0, (8, 128)), rng.uniform(size=(8, 128)) < 0.005], axis=-1).astype(np.float32)
+    assert 0.0 < batch[..., 1].mean() < 0.01
+    limit, empty = only(observation_outlier=100.0).observation_outlier, normalizer.init(jnp.zeros(2))
+    update = on_one(lambda x: normalizer.update(empty, x, None, PPOConfig(), limit).statistics)
+    clean = update(jnp.asarray(batch))
+    np.testing.assert_allclose(clean.std, batch.std(axis=(0, 1)), rtol=1e-5)
+    batch[3, 5, 0], batch[6, 9, 0] = 1e6, -1e30
+    glitched = update(jnp.asarray(batch))
+    assert np.asarray(glitched.std)[0] < 20.0 * np.asarray(clean.std)[0]  # about 194 * sqrt(2 / 1024) / 0.58
+    np.testing.assert_array_equal(glitched.std[1], clean.std[1])
 
 
 def test_advantage_std_min_suppresses_the_advantages_of_an_even_batch():

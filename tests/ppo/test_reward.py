@@ -4,18 +4,18 @@ import functools
 
 import numpy as np
 import pytest
-from toys import mesh, tiny_config
+from toys import LIMITERS_OFF, mesh, tiny_config
 
 from rlstable.device import sharding
 from rlstable.ppo import reward
 from rlstable.ppo.records import Collected
-from rlstable.ppo.reward import Returns
+from rlstable.ppo.reward import RewardState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 ENVS, T, DISCOUNT = 4, 5, 0.9
 R, SPLIT = sharding.REPLICATED, sharding.SPLIT
-SPLITS = (Returns(R, SPLIT), SPLIT)
+SPLITS = (RewardState(R, R, SPLIT), SPLIT)
 
 
 def config(**ppo):
@@ -29,6 +29,10 @@ OF_OBSERVATIONS = config(
 )
 
 
+def limits(limit=None, outlier=None):
+    return tiny_config(guards={"limiters": LIMITERS_OFF | {"reward": limit, "reward_outlier": outlier}}).guards.limiters
+
+
 def transition(rewards, end=None, valid=None, value=None, time_out=None):
     """`[rows, T]`; an end is 0 for none, 1 for a truncation, 2 for a termination."""
     end = np.zeros(rewards.shape, int) if end is None else end
@@ -40,10 +44,12 @@ def transition(rewards, end=None, valid=None, value=None, time_out=None):
 
 
 @functools.cache
-def shaping(devices=1, limit=None, settings=NORMALIZED):
-    def shape(returns, data):
-        data, returns, metrics = reward.shape(data, returns, settings, limit)
-        return returns, data, metrics
+def shaping(devices=1, limit=None, settings=NORMALIZED, outlier=None):
+    """`value` stands for the rewards that the value network expects."""
+
+    def shape(state, data):
+        data, state, metrics = reward.shape(data, state, settings, limits(limit, outlier), lambda: data.value)
+        return state, data, metrics
 
     return sharding.over_devices(shape, mesh(devices), SPLITS, (*SPLITS, R))
 
@@ -85,7 +91,7 @@ def by_device(x, devices):
 )
 def test_reward_normalisation_equals_gymnasium(unrolls, masking, devices, settings):
     """Episodes end within and between unrolls; statistics are those of all devices together."""
-    reference, returns = NormalizeReward(), reward.init_returns(ENVS, NORMALIZED)
+    reference, returns = NormalizeReward(), reward.init(ENVS, NORMALIZED, limits())
     for seed in range(2):
         rewards, end, valid = batch(unrolls, seed, masking)
         data = transition(*(by_device(x, devices) for x in (rewards, end)), by_device(valid, devices))
@@ -116,7 +122,7 @@ def test_rewards_are_normalised_then_limited_then_credited_for_a_time_out():
     value[2, 2] = np.nan  # of a sample whose episode goes on
     data = transition(rewards, end, valid, value, time_out)
     settings = config(normalize_rewards=True, bootstrap_on_timeout=True)
-    returns, shaped, metrics = shaping(1, 1.5, settings)(reward.init_returns(ENVS, settings), data)
+    returns, shaped, metrics = shaping(1, 1.5, settings)(reward.init(ENVS, settings, limits()), data)
     seen = [8.0 * DISCOUNT**t for t in range(T)] + [-6.0] + [0.0] * (ENVS * T - T - 2)
     np.testing.assert_allclose(returns.statistics.std, np.std(seen), rtol=1e-6)
     expected = np.zeros((ENVS, T))
@@ -138,9 +144,54 @@ def test_time_out_credit_is_in_the_units_of_values(normalized):
     time_out[1, 3] = 1.0
     shape = shaping(1, None, settings)
     plain, credited = (
-        shape(reward.init_returns(ENVS, settings), data)[1].reward
+        shape(reward.init(ENVS, settings, limits()), data)[1].reward
         for data in (without, without._replace(time_out=time_out))
     )
     expected = np.zeros((ENVS, T))
     expected[1, 3] = DISCOUNT * 50.0 * (1.0 if normalized else 0.1)
     np.testing.assert_allclose(credited - plain, expected, atol=1e-4)
+
+
+LIMITED = limits(outlier=2.0)
+BOUND = 2.0 * np.sqrt(80.0)  # of one outlier among 80 rewards of 1
+
+
+def unit_rewards(paid):
+    """80 rewards of 1, one of which is replaced."""
+    rewards = np.ones((ENVS, 20))
+    rewards[1, 2] = paid
+    return rewards
+
+
+def test_rare_reward_is_clipped_before_it_enters_the_normalisation():
+    rewards = unit_rewards(-65882.0)
+    data = transition(rewards, value=np.zeros_like(rewards, np.float32))
+    state, shaped, metrics = shaping(1, None, NORMALIZED, 2.0)(reward.init(ENVS, NORMALIZED, LIMITED), data)
+    np.testing.assert_allclose(metrics["limiters/reward_outlier/active"], 1 / 80, rtol=1e-6)
+    np.testing.assert_allclose(np.min(shaped.reward) / np.max(shaped.reward), -BOUND, rtol=1e-5)
+    assert state.statistics.std < BOUND
+
+
+@pytest.mark.parametrize(
+    ("paid", "expected", "learned"),
+    [(300.0, 0.0, BOUND), (300.0, 2.0, BOUND + 16.0), (300.0, 50.0, 300.0), (-300.0, 2.0, -BOUND),
+     (-300.0, -2.0, -BOUND - 16.0)],
+)  # fmt: skip
+def test_rare_prize_counts_for_a_multiple_of_what_the_value_network_expects(paid, expected, learned):
+    rewards, plain = unit_rewards(paid), config()
+    value = np.zeros_like(rewards, np.float32)
+    value[1, 2] = expected
+    data = transition(rewards, value=value)
+    _, shaped, _ = shaping(1, None, plain, 2.0)(reward.init(ENVS, plain, LIMITED), data)
+    np.testing.assert_allclose(shaped.reward[1, 2], learned, rtol=1e-5)
+    assert np.sum(shaped.reward != 1.0) == 1
+
+
+def test_bad_expectation_and_bad_reward_do_not_spread():
+    """A value network that is not finite widens no bound, and infinity stays for a guard to find."""
+    rewards, plain = unit_rewards(300.0), config()
+    rewards[2, 2] = np.inf
+    data = transition(rewards, value=np.full_like(rewards, np.nan, np.float32))
+    _, shaped, _ = shaping(1, None, plain, 2.0)(reward.init(ENVS, plain, LIMITED), data)
+    np.testing.assert_allclose(shaped.reward[1, 2], BOUND, rtol=1e-5)
+    assert shaped.reward[2, 2] == np.inf

@@ -123,6 +123,18 @@ def test_samples_that_guards_mask_in_half_of_the_iterations_are_reported_once() 
     assert own.recovered == [(100, "samples_masked")]
 
 
+def test_rare_rewards_that_are_clipped_in_half_of_the_iterations_are_reported() -> None:
+    own = Watched()
+    own.active("reward_outlier", 0.0, times=25)
+    own.active("reward_outlier", 0.002, times=24)
+    assert own.said == []
+    own.active("reward_outlier", 0.002)
+    assert own.names == ["rewards_outlying"]
+    assert own.said[0][1]["text"].startswith(
+        "0.002 of the rewards in 25 of the last 50 iterations were far larger than "
+    )
+
+
 LAGGING = {"training/explained_variance": -1.0, "training/v_loss": 25.0}
 
 

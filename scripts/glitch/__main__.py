@@ -1,0 +1,141 @@
+"""Trains with wrong but finite numbers, by the plain commands: what is left of the return without them?
+
+python -m scripts.glitch                            # all cells, one line per cell; resumes where it stopped
+python -m scripts.glitch --only dense --seeds 8     # one task, more seeds
+python -m scripts.glitch --page                     # the table of docs/survival.md from the results
+
+All seeds of a cell train in one program. Evaluations have no wrong numbers.
+"""
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from rlstable.config import ConfigError
+from scripts import pages, results
+from scripts.process import ROOT, environment, watch
+from scripts.results import Row
+from scripts.survival.page import cell
+
+SIDES = ("off", "default")
+SIZES = (30.0, 1e3, 4e4, 1e6)  # usual rewards
+RATES = (1e-4, 1e-3, 1e-2)  # share of the environment steps
+_QUIET = ("logging=quiet", "devices=1", "checkpoint=off", "eval.num_evals=5", "eval.target_return=null")
+
+
+class Task(NamedTuple):
+    text: str  # for the page
+    overrides: tuple[str, ...]
+    usual: float  # reward of a good step
+
+
+def _point(kwargs: str) -> tuple[str, ...]:
+    return ("env=import", "env.name=scripts.harm.environments:Point", f"env.kwargs={kwargs}", "env.episode_length=100")
+
+
+TASKS = {
+    "dense": Task("two coordinates, reward 1 minus the distance", (*_point("{size: 2}"), "total_steps=300000"), 1.0),
+    "sparse": Task(
+        "one coordinate, reward 1 within 0.05 of the goal only",
+        (*_point("{reward: sparse}"), "total_steps=300000"),
+        1.0,
+    ),
+    "hopper": Task("`env=hopper`", ("env=hopper", "total_steps=1000000"), 3.0),
+}
+
+
+class Glitch(NamedTuple):
+    name: str
+    site: str
+    value: float  # in usual rewards at the site `reward`
+
+
+def _glitches() -> Iterator[Glitch]:
+    yield Glitch("none", "reward", 0.0)
+    for size in SIZES:
+        for sign in (1.0, -1.0):
+            yield Glitch(f"reward {sign * size:+,.0f}", "reward", sign * size)
+    for size in (1e3, 1e6):
+        yield Glitch(f"observation {size:,.0f}", "observation", size)
+    yield Glitch("end of the episode", "done", 1.0)
+
+
+GLITCHES = {glitch.name: glitch for glitch in _glitches()}
+
+
+def train(task: str, side: str, glitch: Glitch, rate: float, seeds: range) -> list[Row]:
+    """Trains the seeds; a row is one seed, whose return is that of its last policy."""
+    about = TASKS[task]
+    value = glitch.value * (about.usual if glitch.site == "reward" else 1.0)
+    fault = (f"fault.site={glitch.site}", f"fault.value={value}", f"fault.probability={rate}") if rate else ()
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        given = (f"guards={side}", f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}")
+        command = [sys.executable, "-m", "rlstable.train", *about.overrides, *_QUIET, *fault, *given]
+        done = watch(command, environment(PYTHONPATH=str(ROOT)), Path(folder), math.inf)
+        folders = [run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds]
+        if not all((own / "result.json").exists() for own in folders):
+            raise ConfigError(f"{task} {side} {glitch.name}: exit code {done.code}, {done.last_line or 'no output'}")
+        ended = [json.loads((own / "result.json").read_text()) for own in folders]
+    return [
+        {
+            "task": task, "side": side, "glitch": glitch.name, "rate": rate, "seed": seed, "return": end["last_return"],
+            "finite": end["last_return"] is not None, "finished": True, "ending": end["stop_reason"],
+        }
+        for seed, end in zip(seeds, ended, strict=True)
+    ]  # fmt: skip
+
+
+def shown(rows: Sequence[Row], task: str, side: str, glitch: str, rate: float) -> str:
+    """The text of a cell, median and least share of the clean return; bold below 0.95 (0.85 at one in a hundred)."""
+    clean = [row["return"] or 0.0 for row in results.matching(rows, task=task, side=side, glitch="none")]
+    own = results.matching(rows, task=task, side=side, glitch=glitch, rate=rate)
+    if not clean or not own:
+        return ""
+    median = float(np.median(clean))
+    enough = min((row["return"] or 0.0) / median for row in own) >= (0.95 if rate < 1e-2 else 0.85)
+    text = cell(own, median)[0].replace("*", "")
+    return text if enough else f"**{text}**"
+
+
+def write_page(rows: Sequence[Row], path: Path) -> None:
+    lines = []
+    for task, about in TASKS.items():
+        header = ("wrong number", *(f"{side}, 1 in {1 / rate:,.0f}" for side in SIDES for rate in RATES))
+        table = [
+            [name, *(shown(rows, task, side, name, rate) for side in SIDES for rate in RATES)] for name in GLITCHES
+        ]
+        measured = [cells for cells in table if any(cells[1:])]
+        if measured:
+            seeds = len(results.matching(rows, task=task, side="default", glitch="none"))
+            lines += [f"### {task}: {about.text}", "", f"{seeds} seeds, `{' '.join(about.overrides)}`", ""]
+            lines += [*pages.table(header, measured), ""]
+    pages.fill(path, {"glitches": "\n".join([*lines, pages.machine()])})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = results.study_parser(__doc__, Path("docs/glitch.jsonl"), only=TASKS, side=SIDES, glitch=GLITCHES)
+    parser.add_argument("--rate", action="append", type=float, choices=RATES, help="default: all")
+    parser.add_argument("--seeds", type=int, default=4, help="seeds per cell; default: 4")
+    asked = parser.parse_args(argv)
+    wanted = [GLITCHES[name] for name in dict.fromkeys(["none", *(asked.glitch or GLITCHES)])]
+    for task in () if asked.page else asked.only or TASKS:
+        for glitch in wanted:
+            for rate in (0.0,) if glitch.name == "none" else asked.rate or RATES:
+                for side in asked.side or SIDES:
+                    about = {"task": task, "side": side, "glitch": glitch.name, "rate": rate}
+                    if len(results.matching(results.read(asked.out), **about)) < asked.seeds:
+                        results.add(asked.out, train(task, side, glitch, rate, range(asked.seeds)))
+                    returns = [row["return"] for row in results.matching(results.read(asked.out), **about)]
+                    print(*about.values(), [value and round(value, 1) for value in returns], flush=True)
+    write_page(results.read(asked.out), asked.out.parent / "survival.md")
+
+
+if __name__ == "__main__":
+    main()
