@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_f
 
 _GREATEST_STATISTIC = 3e12  # root of the largest variance; observations may have the size of 1e12
 _LONGEST_HORIZON = 1e4  # steps, for a discount of 1
-_ENTROPY_OF_UNIT_STD = 0.5 * math.log(2.0 * math.pi * math.e)  # nats, of a Gaussian before squashing
+_ENTROPY_OF_UNIT_STD = 1.418939  # nats, of a Gaussian before squashing
 _GREATEST_REWARD = 1e9  # larger rewards would overflow the squared return
 
 
@@ -171,8 +170,7 @@ class ValueLossGuard(StateSiteGuard):
 class PolicyGuard(StateSiteGuard):
     """Trips when the policy changed too much, or its standard deviation or entropy left the bounds.
 
-    A small entropy has two causes: a standard deviation that is too small for any larger entropy (`std_collapsed`), or
-    squashed actions at their bounds (`saturated`), as with a large deviation or a distant mean.
+    A small entropy counts as `saturated`, squashed actions at their bounds, unless the deviation allows no larger one.
 
     Attributes:
         max_kl: Largest mean distance in nats (`rlstable.ppo.distance`); None for no limit.
@@ -190,14 +188,13 @@ class PolicyGuard(StateSiteGuard):
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
         report = ctx.report
-        true = jnp.ones((), bool)
-        least = 0.0 if self.min_entropy is None else jnp.exp(self.min_entropy - _ENTROPY_OF_UNIT_STD)
-        min_std = jnp.maximum(self.min_std or 0.0, least)
+        min_entropy = -jnp.inf if self.min_entropy is None else self.min_entropy
+        min_std = jnp.maximum(self.min_std or 0.0, jnp.exp(min_entropy - _ENTROPY_OF_UNIT_STD))
         within = (
-            jnp.isfinite(report.distance) & (true if self.max_kl is None else report.distance <= self.max_kl),
+            jnp.isfinite(report.distance) & (report.distance <= (jnp.inf if self.max_kl is None else self.max_kl)),
             ~(report.std < min_std),  # NaN counts as std_exploded
-            jnp.isfinite(report.std) & (true if self.max_std is None else report.std <= self.max_std),
-            jnp.isfinite(report.entropy) & (true if self.min_entropy is None else report.entropy >= self.min_entropy),
+            jnp.isfinite(report.std) & (report.std <= (jnp.inf if self.max_std is None else self.max_std)),
+            jnp.isfinite(report.entropy) & (report.entropy >= min_entropy),
         )
         fine = [ok | ~report.updated for ok in within]
         return self._verdict(ctx, jnp.stack(fine), state)

@@ -187,8 +187,7 @@ def _hand_over_last_good(seed: Seed) -> None:
     seed.state = dataclasses.replace(_last_good_state(seed), counters=last.counters, key=last.key)
     host.replaced = {"iteration": good.iteration, "step": good.step}
     host.iterations_without_update, host.healthy_needed, host.pool_used = 0, 0, False
-    because = "guards rejected all later states"
-    seed.event("last_good_handed_over", policy_iteration=good.iteration, policy_step=good.step, because=because)
+    seed.event("last_good_handed_over", policy_iteration=good.iteration, policy_step=good.step)
     seed.snapshots.candidate.clear()
     seed.keep_last_good()
     seed.saving.save_at_once(seed.state)

@@ -310,9 +310,7 @@ class TrainingLoop:
 
     def _end(self, stop_reasons: dict[int, StopReason]) -> dict[int, StopReason]:
         """Confirms the best policies of seeds that end now, and ends these seeds; the other seeds continue."""
-        stop_reasons = {
-            number: final_stop_reason(self.seeds[number], reason) for number, reason in stop_reasons.items()
-        }
+        stop_reasons = {n: final_stop_reason(self.seeds[n], reason) for n, reason in stop_reasons.items()}
         seeds = [self.seeds[number] for number, reason in stop_reasons.items() if reason in CONFIRMED_AT]
         if seeds and hosts.is_writer():
             evaluator, requested = self.programs.evaluator(seeds[0].host), self._stop_request.requested

@@ -192,8 +192,8 @@ class Saving:
     @property
     def may_hand_over(self) -> bool:
         """Whether the last states were bad, but the supervisor has a trained good one and the folder is there."""
-        trained = self.snapshots.last_good.iteration > 0
-        return not self._healthy and trained and not hosts.from_writer("gone", lambda: self.gone)
+        wanted = not self._healthy and self.snapshots.last_good.iteration > 0
+        return wanted and not hosts.from_writer("gone", lambda: self.gone)
 
     @property
     def advice(self) -> str:
