@@ -110,18 +110,28 @@ class Track:
         """Standard deviation of a look, from differences (von Neumann 1941); the greatest of three estimates.
 
         Two estimates use falls only, because a learning curve rises, while half of the differences of noise are falls.
+        Falls from the upper half of the gain are enough, because an untrained policy may return less evenly.
         The estimate from successive looks misses a drift, so another one uses looks further apart. The third uses the
         latest looks with their rises, because a sparse return may have risen once and not fallen yet.
         """
+        middle = -math.inf if self.best is None else self.best - self.gain / 2.0
         latest = looks[-2 * _RECENT :]
         rises = math.fsum((b - a) ** 2 for a, b in itertools.pairwise(latest))
         noise = math.sqrt(rises / 2.0 / max(len(latest) - 1, 1))
         for lag in (1, _RECENT):
-            steps = len(looks) - lag
-            if steps >= _FEWEST_STEPS:
-                square = math.fsum((a - b) ** 2 for a, b in zip(looks, looks[lag:], strict=False) if b < a) / steps
-                noise = max(noise, math.sqrt(square) * (1.0 + _CAUTION / steps))
+            pairs = [*zip(looks, looks[lag:], strict=False)]
+            if len(pairs) >= _FEWEST_STEPS:
+                upper = [pair for pair in pairs if pair[0] >= middle]
+                noise = max(noise, min(_deviation(pairs), _deviation(upper)))
         return max(noise, _NOISE_SHARE * (self.gain or abs(self.best or 0.0)), 1e-12)
+
+
+def _deviation(pairs: list[tuple[float, float]]) -> float:
+    """Standard deviation of a look, from the falls of some pairs of looks; infinite if the pairs are too few."""
+    if len(pairs) < _FEWEST_STEPS:
+        return math.inf
+    square = math.fsum((a - b) ** 2 for a, b in pairs if b < a) / len(pairs)
+    return math.sqrt(square) * (1.0 + _CAUTION / len(pairs))
 
 
 def gained(best: float, *lower: float | None) -> float:

@@ -25,6 +25,12 @@ def drift(rng: np.random.Generator) -> np.ndarray:
     return found
 
 
+def rise(time: float, looks: int, rng: np.random.Generator) -> np.ndarray:
+    """A return of 100 after a rise within some looks; an untrained policy returns less evenly than a trained one."""
+    learned = curve(looks, time)
+    return 100.0 * learned + (3.0 + 30.0 * (1.0 - learned)) * rng.normal(size=looks)
+
+
 HEALTHY: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
     "noise around zero": lambda rng: rng.normal(size=LOOKS),
     "learning curve": lambda rng: 100.0 * curve() + 5.0 * rng.normal(size=LOOKS),
@@ -38,6 +44,7 @@ HEALTHY: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
     "negative returns": lambda rng: -200.0 - 1000.0 * (1.0 - curve()) + 30.0 * rng.normal(size=LOOKS),
     "drift": lambda rng: 100.0 * curve() + 5.0 * drift(rng),
     "rare return that is learnt": lambda rng: rng.binomial(16, 0.3 * curve()) / 16.0,
+    "quick rise from noisy returns": lambda rng: rise(4, LOOKS, rng),
     "constant": lambda rng: np.full(LOOKS, rng.normal()),
     "zero": lambda rng: np.zeros(LOOKS),
 }
@@ -92,6 +99,17 @@ def test_a_fall_by_half_is_suspected_within_as_many_looks_as_the_docs_state(
         looks += 100.0 * noise * np.random.default_rng(seed).normal(size=looks.size)
         found = first_suspicion(looks)
         assert found is not None and at < found <= at + within, seed
+
+
+@pytest.mark.parametrize("time", [3.0, 8.0])
+@pytest.mark.parametrize(("plateau", "within"), [(20, 24), (40, 4)])
+def test_a_fall_after_a_quick_rise_from_noisy_returns_is_suspected(time: float, plateau: int, within: int) -> None:
+    for seed in range(50):
+        at = int(4 * time) + plateau
+        looks = rise(time, at + within, np.random.default_rng(seed))
+        looks[at:] -= 70.0
+        found = first_suspicion(looks)
+        assert found is not None and at < found, seed
 
 
 def test_a_level_is_best_only_if_its_latest_look_is_no_fall() -> None:
