@@ -21,6 +21,7 @@ EACH = {"every": 1, "keep": 100, "asynchronous": False}  # saves every iteration
 # The events of a story, after the iteration in which they happen.
 _STORY = {
     "rolled_back": "{cause}: {remedy}, back to {to_iteration}",
+    "remedy_applied": "{cause}: {remedy}",
     "remedy_taken_back": "{remedy} taken back",
     "last_good_handed_over": "{policy_iteration} handed over",
     "precision_changed": "{before} to {level}",

@@ -307,6 +307,12 @@ class Config(Section, at=""):
         return enabled and self.env.episode_length <= self.longest_played
 
     @property
+    def speeds_up_critic(self) -> bool:
+        """Whether the supervisor has a remedy for a critic that lags behind; the rates are then separate."""
+        recovery = self.supervise.recovery
+        return self.guards.return_watch.enabled and recovery.enabled and recovery.lagging_critic_rate is not None
+
+    @property
     def each_seed(self) -> range:
         return range(self.seed, self.seed + self.seeds)
 

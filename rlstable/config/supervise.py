@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_serializer, model_validator
+from pydantic import Field, model_serializer, model_validator
 
-from rlstable.config.schema import Count, CountOrZero, Flag, Positive, Section, require
+from rlstable.config.schema import Count, CountOrZero, Finite, Flag, Positive, Section, require
 
 X64 = "x64"
 # From the fastest to the most exact.
@@ -16,6 +16,7 @@ _FACTORS = {"scale_learning_rate": 0.5, "scale_policy_rate": 0.5, "scale_critic_
 _REFIT = "refit_critic"
 RAISE_PRECISION = "raise_precision"
 _REFIT_ITERATIONS = 10.0
+CriticFactor = Annotated[Finite, Field(gt=1, le=100)]
 
 
 class Remedy(Section):
@@ -74,6 +75,7 @@ class RecoveryConfig(Section, at="supervise.recovery"):
     relax_after: Count
     remedies: tuple[Remedy, ...]
     collapse_remedies: tuple[Remedy, ...]
+    lagging_critic_rate: CriticFactor | None
 
     @model_validator(mode="after")
     def _check(self) -> RecoveryConfig:

@@ -18,7 +18,7 @@ from rlstable.runner.decision import Action, Decision, cause_of, decide
 from rlstable.runner.log import Row
 from rlstable.runner.seed import Seed
 from rlstable.supervise import remedies
-from rlstable.supervise.diagnosis import FAILURE_REPEATS
+from rlstable.supervise.diagnosis import CRITIC_BEHIND, FAILURE_REPEATS
 from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.snapshots import Snapshot
 from rlstable.supervise.stop_reasons import SAVED, StopReason
@@ -111,6 +111,7 @@ def _continue(
     learned = healthy and host.iterations_without_update == 0
     # These changes come before saving, because a resumed run continues from the saved state.
     _take_back_remedy(seed, learned)
+    _speed_up_critic(seed)
     _reset_if_due(seed)
     seed.saving.finish_iteration()
     completed = StopReason.completed if seed.schedule.finished else None
@@ -145,6 +146,18 @@ def _take_back_remedy(seed: Seed, learned: bool) -> None:
         _change_level(seed, level, "healthy", seed.keys.between(2))
     else:
         seed.state = sharding.place(remedies.take_back(remedy, seed.state), seed.programs.mesh, SPECS)
+
+
+def _speed_up_critic(seed: Seed) -> None:
+    """Applies the remedy for a critic that lags behind, if the sign of that has started."""
+    record = seed.host.signs.records.get(CRITIC_BEHIND)
+    if not seed.config.speeds_up_critic or record is None:
+        return
+    seed.host.attempts, remedy = seed.recovery.speed_up_critic(seed.host.attempts, record.count)
+    if remedy is not None:
+        seed.event("remedy_applied", remedy=str(remedy), cause=CRITIC_BEHIND)
+        state = remedies.apply(remedy, seed.state, seed.setup.ppo.optimizer)
+        seed.state = sharding.place(state, seed.programs.mesh, SPECS)
 
 
 def _reset_if_due(seed: Seed) -> None:

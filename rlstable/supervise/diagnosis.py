@@ -1,10 +1,10 @@
 """Diagnosis: tables of signs of trouble, of warnings about a whole run, and of advice on stop reasons.
 
-A sign only reports; it never changes training. It tests the metrics of every healthy iteration or of every evaluation;
-the metrics of one iteration or evaluation are a row. A row that passes the test is a hit. Enough hits in the window of
-latest rows start an episode of trouble, which is logged as the event `sign`. The episode ends when the window has no
-hit, which is logged as the event `sign_recovered`; only then can the sign be logged again. A row without a finite value
-of the metric is skipped. Signs depend on rows only, never on the clock, so a resumed run logs the same signs.
+A sign only reports; for `critic_behind` the supervisor has a remedy. A sign tests the metrics of every healthy
+iteration or of every evaluation; the metrics of one iteration or evaluation are a row. A row that passes the test is a
+hit. Enough hits in the window of latest rows start an episode of trouble, which is logged as the event `sign`. The
+episode ends when the window has no hit, which is logged as the event `sign_recovered`; only then can the sign be logged
+again. A row without a finite value is skipped. Signs depend on rows only, so a resumed run logs the same signs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _LONGER = 1.2  # ratio of episode lengths; returns of evaluations with longer ep
 _LEAST_TARGET, _GREATEST_TARGET = 0.01, 100.0  # size of value targets
 _GREATEST_NORMALIZED = 1e4  # with normalised advantages the scale only affects the critic
 _GOOD_TARGET = 10.0  # size of value targets that the remedy aims at
+CRITIC_BEHIND = "critic_behind"  # the sign for which the supervisor has a remedy
 
 
 class Sign(NamedTuple):
@@ -85,7 +86,7 @@ SIGNS = (
         "lower ppo.learning_rate (ppo.desired_kl if its schedule is adaptive_kl)",
     ),
     Sign(
-        "critic_behind",
+        CRITIC_BEHIND,
         "`training/explained_variance` below 0 in 30 of 50 iterations, after the first 20, with value errors above 10 "
         "% of the targets: advantages are the value network's errors",
         "training/explained_variance",
@@ -179,7 +180,7 @@ FAILURE_REPEATS = "failure_repeats"  # reported by the supervisor, not from metr
 
 
 def signs_of(config: Config) -> list[Sign]:
-    """The signs of a configuration; a sign whose metric is missing is never logged."""
+    """The signs of a configuration, or only the one with a remedy; a sign whose metric is missing is never logged."""
     limit, recipe = config.guards.limiters.gradient_norm, config.ppo.max_grad_norm
     exists = {
         # Recipes that clip the gradient in nearly every minibatch do so on purpose.
@@ -188,6 +189,8 @@ def signs_of(config: Config) -> list[Sign]:
         "evaluation_observes_more": config.ppo.normalize_observations,
         "training_episodes_short": config.env.may_keep_counters,
     }
+    if not config.logging.signs:
+        exists = {sign.name: sign.name == CRITIC_BEHIND and config.speeds_up_critic for sign in SIGNS}
     return [sign for sign in SIGNS if exists.get(sign.name, True)]
 
 
@@ -277,7 +280,7 @@ class Signs:
     def __init__(self, config: Config, event: Callable[..., None]):
         self._config = config
         self._event = event
-        self._signs = signs_of(config) if config.logging.signs else []
+        self._signs = signs_of(config)
 
     def record_iteration(self, memory: SignMemory, iteration: int, step: int, metrics: Row) -> None:
         """Tests the metrics of a healthy iteration; `iteration` counts from 1."""

@@ -27,6 +27,7 @@ class Attempts:
     stretch: int = 0  # healthy iterations after which a remedy is taken back; doubles if that was too early
     relaxed: Any = None  # the remedy taken back last, until the next healthy stretch
     collapse_position: int = 0  # as `position`, of the remedies after a collapse of the return
+    critic_episodes: int = 0  # episodes of trouble of the sign `critic_behind` that had their remedy
 
     @property
     def precision_steps(self) -> int:
@@ -100,6 +101,22 @@ class Recovery:
         if remedy.lasts:
             new.applied.append(written)
         return RetryPlan(remedy, new)
+
+    def speed_up_critic(self, attempts: Attempts, episodes: int) -> tuple[Attempts, Remedy | None]:
+        """Plans the remedy for a critic that lags behind, once in each of its `episodes`, unless it is in effect."""
+        factor = self.config.lagging_critic_rate
+        if factor is None or episodes <= attempts.critic_episodes:
+            return attempts, None
+        remedy = Remedy(name="scale_critic_rate", factor=factor)
+        new, written = self._copy(attempts), remedy.model_dump(mode="json")
+        new.critic_episodes = episodes
+        if written in new.applied:
+            return new, None
+        if new.relaxed == written:  # taken back too early
+            new.stretch, new.relaxed = 2 * new.stretch, None
+        new.healthy = 0
+        new.applied.append(written)
+        return new, remedy
 
     def after(self, attempts: Attempts, good: bool) -> tuple[Attempts, Remedy | None]:
         """Counts an iteration; after a long healthy stretch, the second item is the remedy to take back."""

@@ -67,6 +67,12 @@ RUNS: dict[str, dict[str, Any]] = {
         "eval": {"num_evals": 2, "num_envs": 4}, "fault": {"site": "reward", "probability": 0.05, "start": 2},
     },
     "collapse": COLLAPSE,
+    # A critic that hardly learns, with raw advantages.
+    "lagging critic": {
+        "guards": {}, "env": COLLAPSE["env"], "total_steps": 60 * ITERATION,
+        "ppo": {"learning_rate": 1e-5, "reward_scaling": 10.0, "discounting": 0.9},
+        "recovery": {"relax_after": 5}, "checkpoint": {"asynchronous": False},
+    },
     "precision": PRECISION,
     "incidents": {
         "env": {"kwargs": {"fault": "physics", "probability": 0.02}}, "total_steps": 6 * ITERATION,
@@ -109,6 +115,7 @@ def incidents(folder: Path) -> list[str]:
         pytest.param("bad and good iterations", (4,), marks=pytest.mark.slow),
         ("draws from the pool", (4,)),  # where a reset of all environments and a refill are due
         ("collapse", (START + 2,)),
+        ("lagging critic", (52,)),  # while the remedy is in effect
         pytest.param("collapse", (30, 47), marks=pytest.mark.slow),
         pytest.param("precision", (8,), marks=pytest.mark.slow),
         ("incidents", (3,)),
@@ -230,6 +237,15 @@ def test_collapse_is_confirmed_rolled_back_to_the_best_state_and_the_critic_refi
     after = logged[back["step"] // ITERATION :]
     assert all(row["training/learning_rate"] == 0.0 < row["training/value_learning_rate"] for row in after[:10])
     assert all(row["training/learning_rate"] > 0.0 for row in after[10:])
+
+
+def test_lagging_critic_learns_faster_until_the_remedy_is_taken_back(whole: Callable[[str], Path]) -> None:
+    folder = whole("lagging critic")
+    remedied = ["50: critic_behind: scale_critic_rate 10", "55: scale_critic_rate 10 taken back"]
+    assert story(folder) == [*remedied, "60: fall of the return refuted"]
+    rates = [row["training/value_learning_rate"] / row["training/learning_rate"] for row in rows(folder)]
+    assert rates == pytest.approx([1.0] * 50 + [10.0] * 5 + [1.0] * 5)
+    assert result(folder)["rollbacks"] == 0
 
 
 def test_return_that_collapses_again_ends_the_run_by_name_with_its_best_policy(tmp_path: Path) -> None:

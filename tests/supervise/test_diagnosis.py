@@ -292,11 +292,13 @@ def test_tiny_rewards_are_said_and_sparse_ones_are_not() -> None:
     assert sparse.said == []
 
 
-def test_key_off_says_and_remembers_nothing() -> None:
-    own = Watched(logging={"console": "off", "signs": False})
-    own.active("log_ratio", 1.0, times=100)
+@pytest.mark.parametrize(("recovery", "names"), [(False, []), (True, ["critic_behind"])])
+def test_key_off_says_only_the_sign_that_has_a_remedy(recovery: bool, names: list[str]) -> None:
+    recover: Any = {"guards": {}, "supervise": {"recovery": {"enabled": recovery}}}
+    own = Watched(logging={"console": "off", "signs": False}, **recover)
+    own.look(100, **LAGGING, **{"training/reward_mean": 5.0, "limiters/log_ratio/active": 1.0})
     own.evaluate(0.0, 100.0, 100.0, 0.0, 0.0)
-    assert (own.said, own.memory) == ([], SignMemory())
+    assert own.names == names and (own.memory == SignMemory()) is not recovery
 
 
 def test_element_that_only_evaluations_vary_is_named_after_two_of_them() -> None:

@@ -35,6 +35,10 @@ class RememberingRecovery:
         self.attempts = after
         return remedy
 
+    def speed_up_critic(self, episodes: int) -> Remedy | None:
+        self.attempts, remedy = self._recovery.speed_up_critic(self.attempts, episodes)
+        return remedy
+
 
 def recovery(remembered: Attempts | None = None, **fields: Any) -> RememberingRecovery:
     chosen = {"remedies": ["fresh_resets", {"scale_learning_rate": 0.5}, "reset_optimizer"], "attempts": 4}
@@ -123,6 +127,18 @@ def test_remedy_taken_back_too_early_comes_first_and_stays_longer() -> None:
     assert remedies == ["scale_learning_rate 0.5"] * 5
     assert stretches == [2, 4, 8, 16]
     assert own.attempts.applied == [{"scale_learning_rate": 0.5}]
+
+
+def test_lagging_critic_gets_its_remedy_once_per_episode_and_none_while_it_is_in_effect() -> None:
+    own = recovery(relax_after=3, lagging_critic_rate=10.0)
+    assert [remedy_of(own.speed_up_critic(episodes)) for episodes in (0, 1, 1, 2)] == [
+        None, "scale_critic_rate 10", None, None,
+    ]  # fmt: skip
+    assert [remedy_of(own.healthy(True)) for _ in range(3)] == [None, None, "scale_critic_rate 10"]
+    assert own.speed_up_critic(2) is None  # taken back, and it did not help
+    assert remedy_of(own.speed_up_critic(3)) == "scale_critic_rate 10"
+    assert (own.attempts.stretch, own.attempts.count, own.attempts.recent) == (6, 0, [])
+    assert recovery(lagging_critic_rate=None).speed_up_critic(1) is None
 
 
 @pytest.mark.parametrize(
