@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[1]
 # Lines of Python per folder of the package; "" is the top level. Lower a number after a deletion; a larger number needs
 # an entry in docs/decisions.md.
 PACKAGE = {
-    "": 1025, "brax_ppo": 530, "cli": 605, "compilation": 980, "config": 1630, "device": 1165, "doctor": 1200,
-    "envs": 2830, "export": 560, "faults": 400, "guards": 990, "gym": 440, "io": 2230, "policy": 850, "ppo": 3065,
-    "render": 1070, "replay": 470, "report": 1430, "robot": 3035, "runner": 3432, "supervise": 2130,
+    "": 1025, "brax_ppo": 530, "cli": 605, "compilation": 955, "config": 1630, "device": 1165, "doctor": 1200,
+    "envs": 2830, "export": 560, "faults": 400, "guards": 980, "gym": 440, "io": 2230, "policy": 850, "ppo": 3150,
+    "render": 1070, "replay": 470, "report": 1430, "robot": 3035, "runner": 3480, "supervise": 2140,
 }  # fmt: skip
-OTHERS = {"scripts": 3260, "tests": 29_865}
-DOCS = 5060  # lines of Markdown
+OTHERS = {"scripts": 3415, "tests": 30_000}
+DOCS = 5140  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:

@@ -15,11 +15,7 @@ _MOST_LINES = 12  # of the tooltip of merged marks
 
 # Lanes of events in order: name, kinds, style.
 _LANES = (
-<<<<<<< HEAD
-    ("rollbacks", ("rolled_back", "remedy_taken_back", "last_good_handed_over"), "bad"),
-=======
-    ("rollbacks", ("rolled_back", "remedy_applied", "remedy_taken_back"), "bad"),
->>>>>>> d59d4a1a (Speed up a critic that lags behind, without a rollback, until a healthy stretch has passed)
+    ("rollbacks", ("rolled_back", "remedy_applied", "remedy_taken_back", "last_good_handed_over"), "bad"),
     ("precision", ("precision_changed",), "warn"),
     ("memory", ("memory_planned", "memory_tight", "evaluation_divided"), "warn"),
     ("evaluations", ("evaluation_void",), "bad"),
