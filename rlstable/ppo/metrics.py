@@ -44,6 +44,8 @@ def iteration_metrics(
         values["limiters/observation_outlier/active"] = mean(outlier_share)
     if limits.observation is not None:
         values["limiters/observation/active"] = mean(networks.beyond(statistics, data.observation, limits.observation))
+    if config.network.distribution_type == "normal":
+        values["training/action_size"] = jnp.sqrt(mean(jnp.mean(jnp.square(data.raw_action), axis=-1)))
     if data.valid is not None:
         values["training/valid_share"] = sharding.mean(jnp.mean(data.valid.astype(jnp.float32)))
     return values

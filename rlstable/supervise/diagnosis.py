@@ -131,6 +131,15 @@ SIGNS = (
         "guards.limiters.reward_outlier=null",
     ),
     Sign(
+        "actions_unbounded",
+        "`training/action_size` above 10 in 25 of 50 iterations: actions are far beyond [-1, 1], and the policy may "
+        "gain from actions that no motor can do",
+        "training/action_size", lambda value, row: value > 10.0, 25, 50,
+        "actions were {mean:.2g} on average in 25 of the last 50 iterations, far beyond [-1, 1]: the policy may gain "
+        "from actions that no motor can do",
+        "clip the action in the environment, or set network.distribution_type=tanh_normal",
+    ),
+    Sign(
         "samples_masked",
         "`training/valid_share` below 1 in 25 of 50 iterations: guards reject samples again and again, and the policy "
         "may gain from what comes before, such as physics that explodes",

@@ -135,6 +135,14 @@ def test_rare_rewards_that_are_clipped_in_half_of_the_iterations_are_reported() 
     )
 
 
+def test_actions_far_beyond_their_range_are_reported() -> None:
+    own = Watched()
+    own.look(100, **{"training/action_size": 9.9})
+    own.look(25, **{"training/action_size": 40.0})
+    assert own.names == ["actions_unbounded"]
+    assert own.said[0][1]["text"].startswith("actions were 40 on average in 25 of the last 50 iterations, far beyond ")
+
+
 LAGGING = {"training/explained_variance": -1.0, "training/v_loss": 25.0}
 
 
