@@ -188,14 +188,16 @@ def outlier_share(observation: PyTree, statistics: Statistics, outlier: float) -
 
 def _clip_outliers(observation: PyTree, statistics: Statistics, outlier: float) -> PyTree:
     """Clips observations: one huge element would dominate the standard deviation for millions of samples."""
-    has_samples = statistics.count > 0
+    low = jax.tree.map(lambda mean, std: mean - outlier * std, statistics.mean, statistics.std)
+    high = jax.tree.map(lambda mean, std: mean + outlier * std, statistics.mean, statistics.std)
 
-    def clip(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
-        bounds = (mean - outlier * std, mean + outlier * std)
-        low, high = apply_if(~has_samples, lambda _: _bounds_of_first_batch(x, outlier), bounds)
-        return jnp.clip(x, low, high)
+    def of_first_batch(_: PyTree) -> PyTree:
+        leaves, structure = jax.tree.flatten(observation)
+        bounds = [_bounds_of_first_batch(x, outlier) for x in leaves]
+        return tuple(jax.tree.unflatten(structure, side) for side in zip(*bounds, strict=True))
 
-    return jax.tree.map(clip, observation, statistics.mean, statistics.std)
+    low, high = apply_if(statistics.count == 0, of_first_batch, (low, high))
+    return jax.tree.map(jnp.clip, observation, low, high)
 
 
 def _bounds_of_first_batch(x: jax.Array, outlier: float) -> tuple[jax.Array, jax.Array]:

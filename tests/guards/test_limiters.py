@@ -130,16 +130,18 @@ def test_reward_limiter_clips_rewards_and_reports_its_share():
     """Invalid samples do not count."""
     paid = jnp.array([[2.0, -2.0, 2.5, -1e30]])
     valid = jnp.array([[True, True, True, False]])
-    nothing = reward.Returns(None, None)
+    nothing = reward.RewardState(None, None, None)
+
+    def shape(limits: LimiterConfig) -> Any:
+        return on_one(lambda data: reward.shape(data, nothing, PPOConfig(), limits, lambda: data.value))
+
     for limit, expected, active in ((2.0, [2.0, -2.0, 2.0, -2.0], 1 / 3), (1e3, [2.0, -2.0, 2.5, -1e3], 0.0)):
-        bound = only(reward=limit).reward
-        shape = on_one(lambda data, limit=bound: reward.shape(data, nothing, PPOConfig(), limit))
-        data, _, metrics = shape(samples(reward=paid, valid=valid))
+        data, _, metrics = shape(only(reward=limit))(samples(reward=paid, valid=valid))
         assert data.reward.tolist() == [expected]
         assert metrics == {
             "limiters/reward/active": pytest.approx(active), "training/reward_greatest": min(limit, 2.5),
         }  # fmt: skip
-    data, _, metrics = on_one(lambda data: reward.shape(data, nothing, PPOConfig(), None))(samples(reward=paid))
+    data, _, metrics = shape(only())(samples(reward=paid))
     np.testing.assert_array_equal(data.reward, paid)
     assert metrics == {"training/reward_greatest": np.float32(1e30)}
 

@@ -153,7 +153,7 @@ def test_time_out_credit_is_in_the_units_of_values(normalized):
 
 
 LIMITED = limits(outlier=2.0)
-BOUND = 2.0 * np.sqrt(80.0)  # of one outlier among 80 rewards of 1
+BOUND = 8.0  # 2 / (20 p), of one outlier among 80 rewards of 1
 
 
 def unit_rewards(paid):
