@@ -1,4 +1,4 @@
-"""Thirty small environments as users write them: units, constants, curricula, sparse and delayed rewards, noise.
+"""Small environments as users write them: units, constants, curricula, sparse and delayed rewards, noise.
 
 Each environment is a `Point` with other fields, so that one class describes all. The dynamics of each coordinate are
 velocity 0.9 v + 0.1 a, position x + 0.1 v; the reward is 1 - |x - command| unless a field says otherwise.
