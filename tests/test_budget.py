@@ -15,7 +15,7 @@ PACKAGE = {
     "render": 1070, "replay": 470, "report": 1430, "robot": 3035, "runner": 3480, "supervise": 2150,
 }  # fmt: skip
 OTHERS = {"scripts": 3415, "tests": 30_000}
-DOCS = 5140  # lines of Markdown
+DOCS = 5165  # lines of Markdown
 
 
 def lines(folder: Path, pattern: str = "*.py") -> int:
