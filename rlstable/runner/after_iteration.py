@@ -149,7 +149,7 @@ def _take_back_remedy(seed: Seed, learned: bool) -> None:
 
 
 def _speed_up_critic(seed: Seed) -> None:
-    """Applies the remedy for a critic that lags behind, if the sign of that has started."""
+    """Speeds up the critic once in each episode of trouble of the sign `critic_behind`."""
     record = seed.host.signs.records.get(CRITIC_BEHIND)
     if not seed.config.speeds_up_critic or record is None:
         return
