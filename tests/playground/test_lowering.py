@@ -21,4 +21,4 @@ def test_programs_of_a_task_lower_for_accelerators_without_a_callback() -> None:
             allowed = set() if name == "untrained" else LINEAR_ALGEBRA[platform]
             assert outside_calls(module) == allowed, (name, platform)
             # The solver of this task takes one step, so no loop of MJX waits for the host.
-            assert host_decisions(module) == {"training 1": {0: 3}, "evaluation 1 4": {0: 1}}.get(name, {})
+            assert host_decisions(module) == {"training 1": {0: 5}, "evaluation 1 4": {0: 1}}.get(name, {})
