@@ -49,10 +49,13 @@ class Update(NamedTuple):
 
     Attributes:
         shifted: Share of the elements that took the batch's mean and variance at once; None without `shift`.
+        away: Distance of the batch's mean from the mean so far, in standard deviations, of each element,
+            `[elements]`; 0 in the first batch; None without `shift`.
     """
 
     statistics: Statistics
     shifted: jax.Array | None
+    away: jax.Array | None
 
 
 def init(observation: PyTree) -> Statistics:
@@ -130,18 +133,21 @@ def update(
         # Damaged statistics stay for a guard to find.
         shifted &= (statistics.count > 0) & (rate > 0) & (variance >= 0.0)
         variance = jnp.where(shifted, batch_variance, new_variance)
-        return jnp.where(shifted, mean + delta, new_mean), jnp.maximum(variance, 0.0), jnp.ravel(shifted)
+        away = jnp.where(statistics.count > 0, jnp.abs(delta) / jnp.sqrt(usual), 0.0)
+        mean = jnp.where(shifted, mean + delta, new_mean)
+        return mean, jnp.maximum(variance, 0.0), jnp.ravel(shifted), jnp.ravel(away)
 
     trees = (observation, statistics.mean, statistics.variance)
     found = [moments(*leaves) for leaves in zip(*map(jax.tree.leaves, trees), strict=True)]
-    means, variances, *masks = zip(*found, strict=True)
+    means, variances, *measured = zip(*found, strict=True)
     mean, variance = (jax.tree.unflatten(jax.tree.structure(statistics.mean), x) for x in (means, variances))
     std = _std(mean, variance, config, shift)
     if valid is not None:
         # Without samples the variance is 0, and division by the smallest std would make every observation huge.
         std = select(added > 0, std, statistics.std)
-    shifted = jnp.mean(jnp.concatenate(masks[0]).astype(jnp.float32)) if masks else None
-    return Update(Statistics(count, mean, variance, std, statistics.value), shifted)
+    shifted, away = map(jnp.concatenate, measured) if measured else (None, None)
+    share = None if shifted is None else jnp.mean(shifted.astype(jnp.float32))
+    return Update(Statistics(count, mean, variance, std, statistics.value), share, away)
 
 
 def constant(statistics: Statistics) -> PyTree:

@@ -31,6 +31,7 @@ _SAMPLES = 1024  # per device, for the distance over a whole iteration
 # Nats that the normaliser alone may move the policy in one iteration; SGD moves the policy by about 0.04.
 _NORMALIZER_LIMIT = 0.1
 _LARGE = 10.0  # size of a first observation above which the networks get a smaller one
+_DRIFTING = 1.5  # standard deviations from the mean so far; numbers that grow steadily are always sqrt(3) away
 _NORMALIZER_SHARE = 0.5  # of the policy's limit, if that is smaller than `_NORMALIZER_LIMIT`
 
 
@@ -42,12 +43,14 @@ class NormalizerUpdate(NamedTuple):
         params: Network parameters, rescaled if the statistics alone would have moved the policy too far.
         rescaled: Whether they are rescaled; None if nothing bounds the normaliser.
         shifted: Share of the observation elements that took the batch's statistics at once; None without the limiter.
+        away: Distance of the batch from the statistics before it, `normalizer.Update.away`.
     """
 
     statistics: Statistics
     params: Params
     rescaled: jax.Array | None
     shifted: jax.Array | None = None
+    away: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +159,7 @@ class TrustRegion:
         """
         limits = self.config.guards.limiters
         intact = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
-        new, shifted = normalizer.update(
+        new, shifted, away = normalizer.update(
             intact, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
             shift=limits.observation_shift,
         )  # fmt: skip
@@ -176,7 +179,7 @@ class TrustRegion:
             preserves |= ~(moved <= jnp.minimum(_NORMALIZER_SHARE * limit, _NORMALIZER_LIMIT))
         rescaled = self.networks.rescale_inputs(params, intact, new)
         update = with_same_function(params, rescaled, old, new, preserves & (old.count > 0))
-        return update._replace(shifted=shifted)
+        return update._replace(shifted=shifted, away=away)
 
     def _enforce(
         self,
@@ -229,6 +232,9 @@ class TrustRegion:
             began = began_to_vary(state.normalizer, update.statistics)
             first = jnp.where(jnp.any(began), jnp.argmax(began) + 1, 0)
             metrics["training/element_that_began_to_vary"] = first.astype(jnp.float32)
+        if update.away is not None:
+            drifting = jnp.where(jnp.max(update.away) > _DRIFTING, jnp.argmax(update.away) + 1, 0)
+            metrics["training/drifting_element"] = drifting.astype(jnp.float32)
         return metrics
 
     def _moments(self, params: Params, statistics: Statistics, data: Collected) -> ActionMoments:

@@ -166,6 +166,15 @@ SIGNS = (
         "if the task does not do so on purpose, correct the observation",
     ),
     Sign(
+        "observation_drifts",
+        "`training/drifting_element` above 0 in 25 of 50 iterations: the mean of an element stays 1.5 standard "
+        "deviations away from its mean so far, because it moves steadily",
+        "training/drifting_element", lambda value, row: value > 0.0, 25, 50,
+        "element {element} of the observation drifted in 25 of the last 50 iterations, so that the policy "
+        "always observes numbers that it has no experience with",
+        "observe a difference instead of a counter, a time or a total; if a sensor drifts, subtract its bias",
+    ),
+    Sign(
         "evaluation_observes_more",
         "`eval/unseen_element` above 0 in two evaluations in a row",
         "eval/unseen_element", lambda value, row: value > 0.0, 2, 2,

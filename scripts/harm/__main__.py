@@ -36,7 +36,7 @@ def run_case(name: str, guards: str, seeds: Sequence[int]) -> Row:
             {"name": "scripts.harm.environments:Point", "kwargs": case.kwargs}, run_dir=folder, guards=guards,
             seed=seeds[0], seeds=len(seeds), total_steps=STEPS, network="small", ppo=PPO, devices=1, logging="quiet",
             checkpoint="off", eval={"num_envs": 32, "num_evals": 4, "env_kwargs": case.eval_kwargs},
-            overrides=["ppo=default", f"env.episode_length={case.length}"],
+            overrides=["ppo=default", f"env.episode_length={case.length}", *case.overrides],
         )  # fmt: skip
         if result.stop_reason in FROM_OUTSIDE:
             raise SystemExit(result.stop_reason.exit_code)

@@ -30,7 +30,9 @@ class Point:
         extra: str | None = None,  # name in `_EXTRAS` of additional elements of the observation
         late: int | None = None,  # steps, over all episodes, before a command replaces the command 0
         noise: float = 0.0,  # deviation, of the observation
-        spikes: float = 0.0,  # probability per step that the observation is 1e4
+        spikes: float = 0.0,  # probability per step that the observation is `spike`
+        spike: float = 1e4,
+        spiked: str = "all",  # all observations, those of the critic alone, or the last of each episode
         reward_noise: float = 0.0,  # deviation
         reward_spikes: float = 0.0,  # probability per step of a reward of 1,000 or -1,000
         delay: int = 1,  # steps between rewards, which are summed
@@ -44,7 +46,9 @@ class Point:
     ):
         vars(self).update({name: value for name, value in locals().items() if name != "self"})
         self.action_size = size + idle
-        self.observation_size = size * (1 if blind else 2) + 1 + (0 if extra is None else len(_EXTRAS[extra](0.0, 0.0)))
+        elements = size * (1 if blind else 2) + 1 + (0 if extra is None else len(_EXTRAS[extra](0.0, 0.0)))
+        of_critic = spiked == "critic"
+        self.observation_size = {"state": elements, "privileged_state": elements} if of_critic else elements
 
     def reset(self, rng: jax.Array) -> State:
         rng, key = jax.random.split(rng)
@@ -87,16 +91,20 @@ class Point:
             pipeline_state=physics, obs=self._observe(physics, info, rng), reward=reward, done=done, info=info
         )
 
-    def _observe(self, physics: Physics, info: dict[str, Any], rng: jax.Array) -> jax.Array:
+    def _observe(self, physics: Physics, info: dict[str, Any], rng: jax.Array) -> Any:
         parts = [physics.q, info["command"][None]] + ([] if self.blind else [physics.qd])
         if self.extra is not None:
             parts.append(jnp.stack([jnp.float32(x) for x in _EXTRAS[self.extra](info["ticks"], info["age"])]))
         obs = jnp.concatenate(parts)
         obs = obs + self.noise * jax.random.normal(jax.random.fold_in(rng, 1), obs.shape)
-        obs = jnp.where(jax.random.bernoulli(jax.random.fold_in(rng, 2), self.spikes), 1e4, obs)
-        return obs * self.obs_scale + self.obs_offset
+        is_spike = jax.random.bernoulli(jax.random.fold_in(rng, 2), self.spikes)
+        if self.spiked == "last":
+            is_spike &= info["ticks"] % _LENGTH == 0
+        spiked = jnp.where(is_spike, self.spike, obs) * self.obs_scale + self.obs_offset
+        return {"state": obs, "privileged_state": spiked} if self.spiked == "critic" else spiked
 
 
+_LENGTH = 100  # usual steps of an episode
 _REWARDS: dict[str, Any] = {
     "near": lambda error, action, age: 1.0 - error,
     "square": lambda error, action, age: -(error**2),
@@ -119,8 +127,9 @@ _EXTRAS: dict[str, Any] = {
 class Case(NamedTuple):
     text: str  # for the page
     kwargs: dict[str, Any]  # arguments of `Point`
-    length: int = 100  # steps of an episode
+    length: int = _LENGTH  # steps of an episode
     eval_kwargs: dict[str, Any] = {}  # noqa: RUF012 - read only; of the environments of evaluations
+    overrides: tuple[str, ...] = ()
 
 
 CASES = {
@@ -155,6 +164,11 @@ CASES = {
     "noisy_observation": Case("noise of 0.3 in the observation", {"noise": 0.3}),
     "noisy_reward": Case("noise of 5 in the reward", {"reward_noise": 5.0}),
     "observation_spikes": Case("one observation of 1,000 is 1e4", {"spikes": 0.001}),
+    "critic_spikes": Case("one observation of 1,000 of the critic alone is 1e6",
+                          {"spikes": 0.001, "spike": 1e6, "spiked": "critic"},
+                          overrides=("network.value_obs_key=privileged_state",)),
+    "last_spikes": Case("one of ten last observations of episodes is 1e6",
+                        {"spikes": 0.1, "spike": 1e6, "spiked": "last"}),
     "reward_spikes": Case("one reward of 1,000 is 1,000 or -1,000", {"reward_spikes": 0.001}),
     "stricter": Case("a reward that becomes stricter with the age", {"reward": "stricter"}),
     "weaker": Case("motors at half strength after 2,000 steps", {"harder": 2000}, eval_kwargs={"harder": 0}),

@@ -1,6 +1,7 @@
 """Running statistics of observations: equal to Brax and to NumPy, and exact after 10^10 samples."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -215,3 +216,19 @@ def test_frozen_statistics_do_not_follow_a_change():
         statistics = update(statistics, first, None)
     moved = update(statistics, later[-1] + 100.0, None)
     np.testing.assert_array_equal(moved.mean, statistics.mean)
+
+
+def test_element_that_grows_steadily_stays_ahead_of_its_mean_and_one_that_is_learned_does_not():
+    update, rng = whole_updating(10.0, 4.0), np.random.default_rng(0)
+    statistics, away = None, []
+    for batch in range(60):
+        x = rng.normal(size=(ROWS, T, 3)).astype(np.float32)
+        x[..., 1] = batch * T + np.arange(T)  # a clock, which no reset sets back
+        x[..., 2] = 10.0 * (1.0 - 0.9**batch) + 2.0 * x[..., 2]  # a speed that the policy learns
+        statistics = fresh(jnp.asarray(x)) if statistics is None else statistics
+        found = update(statistics, jnp.asarray(x), None)
+        statistics, away = found.statistics, [*away, np.asarray(found.away)]
+    assert (away[0] == 0.0).all()
+    _, clock, _ = np.min(away[10:], axis=0)
+    assert abs(clock - math.sqrt(3.0)) < 0.2
+    assert max(np.max(away[10:], axis=0)[::2]) < 1.5
