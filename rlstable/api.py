@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlstable.cli.compose import compose
 from rlstable.cli.selection import overrides_for
-from rlstable.config import recipes
+from rlstable.config import ConfigError, recipes
 from rlstable.envs.objects import Environments
 from rlstable.guards.base import MoreGuards
 from rlstable.runner.log import Callback
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.seeds import Result
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def fit(
@@ -45,11 +49,22 @@ def fit(
 
     Raises:
         ConfigError: The configuration is wrong; the message is one line.
+        KeyboardInterrupt: After Ctrl-C, once the run is saved. In a notebook the result is returned instead, and its
+            stop reason says so. Another signal ends the process once the run is saved.
     """
+    if run_dir is not None and not str(run_dir).strip():
+        raise ConfigError("run_dir: has no value; give a folder, or leave it out")
+    if named := next((word for word in overrides if word.lstrip("+~").startswith("hydra.")), None):
+        raise ConfigError(f"overrides: {named} has no effect in Python; give fit(run_dir=<folder>) instead")
     selected, given = overrides_for(env, keys)
     words = [*selected, *overrides]
     config = compose(words)
     if config.resume is None and config.logging.console != "off":
         print(recipes.notice(words, config.recipe_for), flush=True)
     environments = None if given is None else Environments(given, given)
-    return TrainingLoop(config, run_dir, callback, more_guards, environments=environments).run()
+    loop = TrainingLoop(config, run_dir, callback, more_guards, environments=environments)
+    result = loop.run()
+    if loop.received_signal in _ENDING and not hasattr(builtins, "__IPYTHON__"):
+        # The run is saved. Now the signal does what it does to any program, so that a loop over seeds ends too.
+        signal.raise_signal(loop.received_signal)
+    return result

@@ -27,7 +27,7 @@ from rlstable.compilation import background, sources
 from rlstable.config import ConfigError, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.io.outcome import outcome_of
-from rlstable.io.run_folder import read_result, write_overrides, write_result
+from rlstable.io.run_folder import read_result, require_own, write_overrides, write_result
 from rlstable.report.sweep_summary import SweepSummary
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import StopReason
@@ -105,11 +105,13 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         }
         write_result(run_dir, fields)
         return stop_reason.exit_code, WORST_SCORE
-    if in_sweep:
-        print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
-        write_overrides(run_dir, overrides)
-    writes = True
+    writes = False
     try:
+        if in_sweep:
+            print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
+            require_own(run_dir)
+            write_overrides(run_dir, overrides)
+            writes = True
         if str(options.sweeper.get("direction")).endswith("minimize"):
             raise ConfigError(
                 "hydra.sweeper.direction: minimize would search for the lowest return; set it to maximize"
@@ -139,7 +141,8 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     except Exception as error:
         traceback.print_exc()
         stop_reason = _announced(StopReason.error, str(error))
-    result = read_result(run_dir) or {"stop_reason": stop_reason.name, "exit_code": stop_reason.exit_code, "step": 0}
+    known = read_result(run_dir) if writes else None
+    result = known or {"stop_reason": stop_reason.name, "exit_code": stop_reason.exit_code, "step": 0}
     if in_sweep and writes:
         try:
             write_result(run_dir, result | {"overrides": overrides})

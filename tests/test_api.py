@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,12 @@ import rlstable
 from rlstable.brax_ppo.calls import absolute
 from rlstable.cli import command
 from rlstable.cli.compose import compose
+from rlstable.config import ConfigError
 from rlstable.config.overrides import literal
 from rlstable.config.ppo import PPOConfig
 from rlstable.evaluate import EvaluateOptions
 from rlstable.export.__main__ import ExportOptions
+from rlstable.io.run_folder import steps_in
 from rlstable.policy.saved_run import open_run
 from rlstable.render.__main__ import RenderOptions
 from rlstable.report.__main__ import ReportOptions
@@ -82,6 +88,40 @@ def test_tilde_is_the_home_folder_of_every_function(tmp_path: Path, monkeypatch:
     assert command.options(ReportOptions, ["sweep=~/run"]).sweep == run
     assert absolute("~/brax") == str(tmp_path / "brax")
     assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_script_once_the_run_is_saved_and_a_notebook_gets_the_result(
+    number: int, in_notebook: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(*_: Any) -> None:  # of the user's program; the default of SIGTERM would end this process
+        saved.append(json.loads((tmp_path / "run" / "result.json").read_text())["stop_reason"])
+        raise KeyboardInterrupt
+
+    saved: list[str] = []
+    reason = "interrupted" if number == signal.SIGINT else "preempted"
+    before = signal.signal(number, handle)
+    if in_notebook:
+        monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    try:
+        with contextlib.nullcontext() if in_notebook else pytest.raises(KeyboardInterrupt):
+            kill = lambda *_: signal.raise_signal(number)  # noqa: E731
+            result = rlstable.fit(**SMALL, run_dir=tmp_path / "run", total_steps=6400, callback=kill)
+            assert result.stop_reason.name == reason
+    finally:
+        signal.signal(number, before)
+    assert saved == ([] if in_notebook else [reason])
+    assert steps_in(tmp_path / "run" / "checkpoints") == [1]
+
+
+def test_folder_of_a_run_is_an_argument_of_fit() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^overrides: hydra.run.dir=mine has no effect in Python; give fit\(run_dir="
+    ):
+        rlstable.fit(**SMALL, overrides=["hydra.run.dir=mine"])
+    with pytest.raises(ConfigError, match=r"^run_dir: has no value; give a folder, or leave it out"):
+        rlstable.fit(**SMALL, run_dir="")
 
 
 def test_mistake_in_fit_is_one_line() -> None:

@@ -32,14 +32,21 @@ def prepared(words: Sequence[str]) -> list[str]:
     """The words of a command line as Hydra reads them; checks flags.
 
     After a key of `_FOLDERS`, an existing folder is quoted and `~` becomes the home folder. `resume=latest` becomes the
-    newest run folder, and `distributed=true` becomes `distributed.enabled=true`. Raises ConfigError if there is none.
+    newest run folder, and `distributed=true` becomes `distributed.enabled=true`. With a resumed folder, terms of its
+    task can be changed like other keys. Raises ConfigError without a run, and for a key without a value.
     """
     reject_unknown_flags(words)
-    return [_as_hydra_reads(word) for word in words]
+    read = [_as_hydra_reads(word) for word in words]
+    if any(word.startswith("resume=") and word not in ("resume=auto", "resume=null") for word in read):
+        # Hydra composes the default environment, which has no task; `with_saved` changes that of the saved run.
+        read = [f"++{word}" if word.startswith("env.task.") else word for word in read]
+    return read
 
 
 def _as_hydra_reads(word: str) -> str:
     key, equals, folder = word.partition("=")
+    if equals and not folder.strip() and not key.startswith("-"):
+        raise ConfigError(f"{key}: has no value; write {key}=<value>, or leave it out")
     if key == "distributed" and equals:
         return f"distributed.enabled={folder}"
     if key not in _FOLDERS or not equals:

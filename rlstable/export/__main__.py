@@ -55,7 +55,7 @@ def write(options: ExportOptions) -> list[dict[str, Any]]:
     """
     from rlstable.export.formats import write_onnx, write_player, write_stablehlo
     from rlstable.export.function import policy_function
-    from rlstable.io.files import subfolder
+    from rlstable.io.files import require_replaceable, subfolder
     from rlstable.policy.saved_run import open_run
 
     run = open_run(options.run, options.which, options.trust)
@@ -63,6 +63,7 @@ def write(options: ExportOptions) -> list[dict[str, Any]]:
     function = policy_function(run)
     written = []
     folder = options.out or subfolder(options.run, "export")
+    require_replaceable(folder, ("policy.onnx", "policy.stablehlo", "policy.json", "robot.mjb", "play.py"), "out")
     folder.mkdir(parents=True, exist_ok=True)
     if options.format in ("both", "stablehlo"):
         written.append(write_stablehlo(function, folder / "policy.stablehlo"))

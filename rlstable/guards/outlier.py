@@ -20,7 +20,7 @@ _KEPT = 0.98  # weight of the earlier histogram in the next one: a memory of 50 
 _RARE = 0.02  # largest share of numbers that is rare: one in a hundred, and again as many for chance
 _MOST = 0.5  # of the numbers other than zero that are rare: sparse rewards are rare, but usual among rewards
 _MEAN = 0.05  # mean that outlying numbers add, per root mean square
-_LEAST_SHARE = 2.0**-10  # of outlying numbers: rarer ones, and a single one, have the bound of one in a thousand
+_LEAST_SHARE = 2.0**-12  # of outlying numbers: rarer ones, and a single one, have the bound of one in 4,096
 _OUTLYING = 3  # octaves above the usual magnitude; below are the tails of ordinary distributions
 
 _RATE = 0.05  # weight of a new norm in the running mean of logarithms
@@ -59,7 +59,7 @@ def bound(magnitudes: Magnitudes, factor: float) -> jax.Array:
     The usual magnitude is the largest one that is not rare, rounded up to a power of two. Rare are the largest 2 % of
     all numbers, but no more than half of the numbers other than zero. Numbers above 8 usual magnitudes are outlying.
     With the share p of outlying numbers the bound is `factor / sqrt(p)` usual magnitudes, or `factor / (20 p)` if it is
-    smaller; p counts as at least 1 / 1,024. So outlying numbers add at most a root mean square of `factor` usual
+    smaller; p counts as at least 1 / 4,096. So outlying numbers add at most a root mean square of `factor` usual
     magnitudes, and at most a mean of a twentieth of that, however large and however many they are.
     """
     above, total = magnitudes

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -102,6 +103,25 @@ def read_yaml(path: Path) -> Any:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(text.decode())))
     except Exception as error:  # several YAML libraries raise different errors
         raise ConfigError(f"run: {path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+# Texts of pages, of the versions in machine.json and in a policy's metadata, of results, and of play.py.
+_OWN = (b"<title>rlstable: ", b'"rlstable": "', b'"stop_reason": "', b'"""Runs an exported policy of a robot')
+
+
+def require_replaceable(folder: Path, names: Iterable[str], key: str) -> None:
+    """Raises a `ConfigError` that names the key if a folder holds a file of these names, and none of them is ours."""
+    held = [path for path in (folder / name for name in names) if os.path.lexists(path)]
+    if held and not any(_is_own(path) for path in held):
+        raise ConfigError(f"{key}: {held[0]} would be replaced, and rlstable did not write it; choose another folder")
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        content = read(path)
+    except (OSError, ConfigError):
+        return False
+    return any(mark in content for mark in _OWN)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

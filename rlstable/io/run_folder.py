@@ -16,13 +16,17 @@ import yaml
 
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import expand_home, first_line
-from rlstable.io.files import below, read_json, read_yaml, write_atomically
+from rlstable.io.files import below, read_json, read_yaml, require_replaceable, write_atomically
 from rlstable.io.lock import RunLock
 from rlstable.io.outcome import outcome_of
 
 KEPT_MODEL = "model.zip"  # copy of a robot's model with all its files
 _RESULT, _OVERRIDES = "result.json", "overrides.json"
 _CHANGING = (_RESULT, "metrics.jsonl", "config.yaml")  # files whose times show when a run was last active
+_WRITTEN = (
+    "machine.json", "config.yaml", _RESULT, "report.html", "metrics.jsonl", "events.jsonl", KEPT_MODEL, "checkpoints",
+    "incidents", "episodes",
+)  # fmt: skip
 _CONFIRMED = "confirmed_"
 _SEED = "seed-"  # prefix of the folders of seeds that train together
 _RESERVE = ".reserve"
@@ -103,11 +107,14 @@ def require_one_seed(run_dir: Path) -> None:
 def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[bool, RunLock]:
     """Creates and locks the run folder, and reserves disk space in it for `result.json` and `report.html`.
 
+    A folder with a file of the user that a run would replace is refused.
+
     `resume` is None, `auto`, the folder itself, or the folder of another run, which is copied to `run_dir`. Returns
     whether the run resumes from a checkpoint in the folder, and the lock. Raises `ConfigError` if the folder cannot be
     written, another process uses it, it already holds a run and `resume` is None, or it holds no run to resume.
     """
     require_usable_name(run_dir)
+    require_own(run_dir)
     original = _copied_folder(run_dir, resume)
     # Checked first, so that a mistake creates no folder.
     if original is not None:
@@ -132,6 +139,11 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
             ) from error
         failed.pop_all()
     return resumes or original is not None, lock
+
+
+def require_own(run_dir: Path) -> None:
+    """Raises a `ConfigError` that names the file if a folder holds what a run would replace, and no run."""
+    require_replaceable(run_dir, _WRITTEN, "hydra.run.dir")
 
 
 def require_the_same_seeds(run_dir: Path, seeds: range) -> None:
@@ -206,9 +218,9 @@ def steps_in(directory: Path) -> list[int]:
 def write_config(run_dir: Path, config: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> None:
     """Writes `config.yaml`, whose settings fit the checkpoints of the folder, and `machine.json`."""
     settings = json.loads(json.dumps(config, default=list))
-    write_atomically(run_dir / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-    if machine is not None:
+    if machine is not None:  # first, because it shows that the folder is that of a run
         write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
+    write_atomically(run_dir / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
 def with_kept_model(config: Config, run_dir: Path) -> Config:

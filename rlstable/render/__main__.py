@@ -114,8 +114,10 @@ def _require_ffmpeg(options: DrawingOptions) -> None:
 
 
 def _write(recorded: RecordedEpisodes, folder: Path, options: DrawingOptions) -> list[dict[str, Any]]:
-    from rlstable.io.files import write_atomically
+    from rlstable.io.files import require_replaceable, write_atomically
 
+    films = [f"{one.name}.mp4" for one in recorded.recordings] if options.format != "html" else []
+    require_replaceable(folder, ["episodes.html", *films], "out")
     about = [
         {"episode": one.name, "return": one.total, "steps": len(one.rewards), "aborted": one.aborted}
         for one in recorded.recordings

@@ -93,7 +93,7 @@ def sweep_report(argv: Sequence[str] | None = None) -> None:
 
 def write(options: ReportOptions) -> Path:
     """Writes the page and returns its path; a `ConfigError` if a folder holds no run."""
-    from rlstable.io.files import write_atomically
+    from rlstable.io.files import require_replaceable, write_atomically
     from rlstable.report.page import page
     from rlstable.report.run_record import read_records
     from rlstable.report.sweep import read_sweep
@@ -104,6 +104,7 @@ def write(options: ReportOptions) -> Path:
         text = page([record for folder in options.run for record in read_records(folder)])
     else:
         text = sweep_page(options.sweep, read_sweep(options.sweep), path.parent)
+    require_replaceable(path.parent, [path.name], "out")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)
     return path

@@ -115,6 +115,11 @@ class TrainingLoop:
         with self._stop_request.catching_signals():
             return self._run()
 
+    @property
+    def received_signal(self) -> int | None:
+        """The number of the signal that ended `run`; None without one."""
+        return self._stop_request.received
+
     def advance(self) -> dict[int, StopReason]:
         """Runs one iteration and the steps due after it; returns the stop reasons of the seeds that have ended."""
         training = self._seeds.training

@@ -44,10 +44,15 @@ class StopRequest:
     @property
     def stop_reason(self) -> StopReason | None:
         """The stop reason of the first signal; None without a signal."""
-        number = None if self._signals is None else self._signals.received
+        number = self.received
         if number is None:
             return None
         return StopReason.interrupted if number == signal.SIGINT else StopReason.preempted
+
+    @property
+    def received(self) -> int | None:
+        """The number of the first signal; None without one."""
+        return None if self._signals is None else self._signals.received
 
     def agreed(self, next_seconds: float, saves: bool = False) -> tuple[StopReason | None, bool]:
         """The stop reason that all processes agree on after an iteration, and whether to save; all must call together.

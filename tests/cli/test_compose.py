@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from omegaconf.basecontainer import BaseContainer
 import rlstable
 from rlstable.cli.compose import compose, prepared
 from rlstable.config import ConfigError
+from rlstable.config.defaults import config_dir
 from rlstable.config.overrides import literal, overrides
 from rlstable.io.run_folder import write_config
 from rlstable.policy.saved_run import read_config
@@ -38,6 +40,22 @@ from rlstable.policy.saved_run import read_config
 )
 def test_words_of_hydra_do_not_change(words: list[str]) -> None:
     assert prepared(words) == words
+
+
+def test_every_command_of_the_help_composes() -> None:
+    lines = re.findall(r"^ +python -m rlstable.train(.*?)(?:  .*)?$", (config_dir() / "config.yaml").read_text(), re.M)
+    assert len(lines) >= 10
+    for line in lines:
+        words = [word for word in prepared(line.split()) if not word.startswith("resume=")]
+        cut = words.index("--cfg") if "--cfg" in words else len(words)
+        compose([word.replace("0,1,2", "1") for word in words[:cut] if not word.startswith("--")])
+
+
+@pytest.mark.parametrize("key", ["hydra.run.dir", "resume", "env.xml", "ppo.num_envs", "+env.task.foot"])
+@pytest.mark.parametrize("nothing", ["", " "])
+def test_key_without_a_value_such_as_an_unset_variable_is_refused(key: str, nothing: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: has no value; write .*=<value>, or leave it out$"):
+        prepared([f"{key}={nothing}"])
 
 
 @pytest.mark.parametrize("key", ["resume", "hydra.run.dir", "hydra.sweep.dir", "compile_cache"])

@@ -49,6 +49,26 @@ def finished(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("resume", [None, "auto"])
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "result.json", "report.html", "checkpoints/.retired/mine", "metrics.jsonl"]
+)
+def test_folder_with_a_file_of_the_user_is_refused_and_keeps_it(
+    name: str, resume: str | None, seeds: int, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine: 1")
+    held = tmp_path / name.split("/")[0]
+    with pytest.raises(
+        ConfigError, match=rf"^hydra\.run\.dir: {held} would be replaced, and rlstable did not write it"
+    ):
+        TrainingLoop(quick(resume=resume, seeds=seeds), tmp_path)
+    assert file.read_text() == "mine: 1"
+    assert [path.name for path in tmp_path.iterdir()] == [held.name]
+
+
 def test_run_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
     first = TrainingLoop(quick(), tmp_path)
     with pytest.raises(ConfigError, match=rf"^hydra\.run\.dir: {tmp_path} is in use by process {os.getpid()} on "):
