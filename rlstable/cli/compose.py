@@ -127,9 +127,7 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
         OmegaConf.update(saved, key, value, merge=False, force_add=True)
     plain: Any = OmegaConf.to_container(saved, resolve=False)  # `${oc.env:NAME}` in a saved file stays a text
     config = load(plain)
-    # A cache folder on the command line is this user's choice and needs no trust.
-    checked = config.model_copy(update={"compile_cache": None}) if "compile_cache" in typed else config
-    require_trust(saved_file, checked, config.trust)
+    require_trust(saved_file, config, config.trust, typed=typed.values())
     return config
 
 

@@ -15,6 +15,7 @@ import psutil
 
 from rlstable.config import ConfigError
 from rlstable.config.schema import first_line
+from rlstable.io import named_code
 
 # Packages whose files are hashed; all other installed packages are identified by their version.
 _PACKAGES = ("rlstable", "brax", "mujoco.mjx", "flax", "optax")
@@ -74,7 +75,7 @@ def digest_of_modules(*names: str) -> str:
 
 
 def imported(path: str, key: str, own: bool = True) -> Any:
-    """The object at `package.module:attribute`; a ConfigError that names `key` if there is none.
+    """The object at `package.module:attribute`; a ConfigError that names `key` if there is none, or without trust.
 
     Python also searches the current folder if the module is the user's own.
     """
@@ -82,6 +83,7 @@ def imported(path: str, key: str, own: bool = True) -> Any:
     if own and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     mark_process_modified()
+    named_code.check_module(path, key)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -94,7 +96,9 @@ def imported(path: str, key: str, own: bool = True) -> Any:
         close = difflib.get_close_matches(attribute, vars(module), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(f"{key}: module {name} has no {attribute!r}{hint}")
-    return getattr(module, attribute)
+    found = getattr(module, attribute)
+    named_code.check_object(path, key, found)
+    return found
 
 
 def _installed() -> list[str]:

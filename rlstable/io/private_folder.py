@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from rlstable.config import Config, ConfigError
+from rlstable.io import named_code
 
 _ROOT = 0
 
@@ -22,28 +24,32 @@ def make_private(folder: Path) -> None:
         missing.mkdir(mode=0o700, exist_ok=True)  # another process may create the same folder
 
 
-def code_named(config: Config) -> str | None:
-    """The key that names code outside rlstable, Brax and Playground, as `key=value`; None without one."""
-    if config.env.is_foreign:
-        return f"env.name={config.env.name}"
-    if config.env.own_terms:
-        return f"env.task: {config.env.own_terms[0]}"
-    if config.env.randomization_fn is not None:
-        return f"env.randomization_fn={config.env.randomization_fn}"
-    # Compiled programs are machine code.
-    return None if config.compile_cache in (None, "auto") else f"compile_cache={config.compile_cache}"
+def code_named(config: Config) -> dict[str, str]:
+    """Import paths that name code outside rlstable, Brax and Playground, each with its key."""
+    env = config.env
+    named = {env.name: "env.name"} if env.is_foreign else {}
+    named |= dict.fromkeys(env.own_terms, "env.task")
+    return named if env.randomization_fn is None else {**named, env.randomization_fn: "env.randomization_fn"}
 
 
-def require_trust(file: Path, config: Config, trust: bool, how: str = "trust=true") -> None:
-    """Raises a `ConfigError` if another user owns or may write settings that name code, unless `trust` is True."""
-    named = code_named(config)
-    if named is None or trust:
+def require_trust(file: Path, config: Config, trust: bool, how: str = "trust=true", typed: Iterable[str] = ()) -> None:
+    """Raises a `ConfigError` if another user owns or may write settings that name code, unless `trust` is True.
+
+    Without trust, `named_code` checks the code itself before it is imported, and before it is called. Names in `typed`,
+    the values of the command line, are the user's own.
+    """
+    words = list(typed)
+    named = {code: key for code, key in code_named(config).items() if not any(code in word for word in words)}
+    for code in named:
+        named_code.trust(code) if trust else named_code.distrust(code, file, how)
+    if not named or trust:
         return
+    (code, key), *_ = named.items()
     for path in (file.parent, file):
         if _exposed_to_others(path.stat()):
             raise ConfigError(
-                f"run: {file} names code outside rlstable, Brax and Playground, {named}, and another user owns {path} "
-                f"or may write it; read that code, then add {how}, or chmod go-w your own folder"
+                f"run: {file} names code outside rlstable, Brax and Playground, {key}={code}, and another user owns "
+                f"{path} or may write it; chmod go-w your own folder, or read that code, then add {how}"
             )
 
 

@@ -285,7 +285,10 @@ def confirmed_of(run_dir: Path) -> dict[str, Any]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings in `config.yaml` of a run folder; a `ConfigError` if the file is missing or damaged."""
+    """The settings in `config.yaml` of a run folder; a `ConfigError` if the file is missing or damaged.
+
+    A folder of compiled programs, which are machine code, is never taken from there.
+    """
     path = folder / "config.yaml"
     if not folder.is_dir():
         raise ConfigError(f"run: the folder {folder} does not exist; runs are in runs/<env>/<time>")
@@ -297,4 +300,5 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"run: {path} cannot be read: {error.strerror or error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"run: {path} holds no configuration; give another run folder")
-    return {str(key): value for key, value in data.items()}
+    settings = {str(key): value for key, value in data.items()}
+    return settings if settings.get("compile_cache") is None else settings | {"compile_cache": "auto"}

@@ -79,14 +79,16 @@ def test_missing_parents_are_made_private_whatever_the_umask(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
-        ({}, "env.name=toys:PointMass"),
-        ({"env": {"source": "brax", "name": "ant"}}, None),
-        ({"env": {"name": "brax.envs.ant:Ant"}}, None),
-        ({"env": {"name": "brax.envs.ant:Ant", "randomization_fn": "mine:vary"}}, "env.randomization_fn=mine:vary"),
-        ({"env": {"name": "brax.envs.ant:Ant"}, "compile_cache": "programs"}, "compile_cache=programs"),
+        ({}, {"toys:PointMass": "env.name"}),
+        ({"env": {"source": "brax", "name": "ant"}}, {}),
+        ({"env": {"name": "brax.envs.ant:Ant"}}, {}),
+        (
+            {"env": {"name": "brax.envs.ant:Ant", "randomization_fn": "mine:vary"}},
+            {"mine:vary": "env.randomization_fn"},
+        ),
     ],
 )
-def test_code_outside_rlstable_brax_and_playground_is_named(sections: Any, named: str | None) -> None:
+def test_code_outside_rlstable_brax_and_playground_is_named(sections: Any, named: dict[str, str]) -> None:
     assert code_named(tiny_config(**sections)) == named
 
 
@@ -104,4 +106,5 @@ def test_settings_that_another_user_may_write_need_trust(
         (tmp_path if exposed == "folder" else file).chmod(0o775)
     with pytest.raises(ConfigError, match=rf"^run: {file} names code .*, env\.name=toys:PointMass, and another user"):
         require_trust(file, tiny_config(), trust=False)
+    require_trust(file, tiny_config(), trust=False, typed=["toys:PointMass"])
     require_trust(file, tiny_config(), trust=True)
