@@ -283,6 +283,7 @@ def test_evaluation_that_a_state_guard_prevents_is_a_call_with_nan(tmp_path: Pat
         ({"eval_env": PointMass()}, r"^eval_env: has observations \(4,\) and 2 actions, environment has \(2,\) and 1"),
         ({"overrides": ["env.backend=mjx"]}, r"^env\.backend: must be null: an environment object cannot be changed"),
         ({"overrides": ["env.kwargs={a: 1}"]}, r"^env\.kwargs: must be null: an environment object cannot be changed"),
+        ({"overrides": ["env.history=2"]}, r"^env\.history: must be 1, because network_factory"),
         ({"overrides": ["eval.randomize=true"]}, r"^eval\.env_kwargs: must be null and eval\.randomize false"),
     ],
 )  # fmt: skip
@@ -302,11 +303,6 @@ def test_parameters_of_other_networks_are_one_line(trained: dict[str, Any], tmp_
             envs.get_environment("fast"), run_dir=tmp_path / "run", restore_params=trained["params"],
             **{**TINY, "network_factory": functools.partial(SMALL, policy_hidden_layer_sizes=(4,))},
         )  # fmt: skip
-
-
-def test_history_of_observations_is_refused_because_the_networks_read_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^env\.history: must be 1, because network_factory"):
-        brax_ppo.train(envs.get_environment("fast"), **TINY, run_dir=tmp_path / "run", overrides=["env.history=2"])
 
 
 def test_training_metrics_are_logged_at_their_steps(tmp_path: Path) -> None:

@@ -34,13 +34,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # Mistakes that only the environment, the devices or the folder show; those of a word are in cli/test_mistakes.py.
 BAD_INPUT = {
-    "unknown top-level key": (["totl_steps=5"], "totl_steps: unknown key; did you mean total_steps?"),
-    "negative size": (["ppo.num_envs=-4"], "ppo.num_envs: input should be greater than 0, got -4"),
-    "not a number": (["ppo.discounting=nan"], "ppo.discounting: nan must be a finite number"),
-    "indivisible batch": (
-        ["env=ant", "ppo=ant", "ppo.num_envs=48"],
-        "ppo.num_envs: 48 does not divide batch_size * num_minibatches = 65536; 32 would fit",
-    ),
     "indivisible devices": ([*TINY, "devices=3"], "ppo.batch_size: 8 does not divide evenly among 3 devices; 12"),
     "no such class": (["env=import", "env.name=toys:PointMas"], "env.name: module toys has no 'PointMas'; did you"),
     "arguments it does not take": ([*TINY, "env.kwargs={colour: red}"], "env.kwargs: toys:PointMass cannot be built"),
@@ -49,7 +42,6 @@ BAD_INPUT = {
         [*TINY, "devices=2", "seeds=3"],
         "devices: 2 devices cannot train equally many of 3 seeds; allowed here: 1, or null for the most that ",
     ),
-    "an impossible pair": (["ppo.optimizer.weight_decay=0.1"], "ppo.optimizer.weight_decay: needs ppo.optimizer.name"),
     "observation without that key": (
         [*TINY, "env.kwargs={named: true}", "network.policy_obs_key=pixels"],
         "network.policy_obs_key: the observation has no 'pixels'; it has privileged_state, state",

@@ -56,21 +56,18 @@ def allowed_calls(run: Run, program: str, platform: str) -> set[str]:
     return LINEAR_ALGEBRA[platform] if run.mjx and program != "untrained" else set()
 
 
-def require_lowering(run: Run) -> None:
-    """Lowers all programs of a run for all platforms; compares their calls out of XLA with the allowed ones."""
-    seeds = compose([*run.overrides, *TINY]).seeds
-    assert set(run.programs) == {"resets", "untrained", f"training {seeds}", f"evaluation {seeds} 4"}
-    for name, program in run.programs.items():
-        for platform in PLATFORMS:
-            assert outside_calls(program.module(platform)) == allowed_calls(run, name, platform), (name, platform)
-
-
 SLOW = ("mjx, x64",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS])
 def test_programs_of_a_run_lower_for_accelerators_without_a_callback(name: str) -> None:
-    require_lowering(RUNS[name])
+    run = RUNS[name]
+    seeds = compose([*run.overrides, *TINY]).seeds
+    assert set(run.programs) == {"resets", "untrained", f"training {seeds}", f"evaluation {seeds} 4"}
+    for program, recorded in run.programs.items():
+        for platform in PLATFORMS:
+            expected = allowed_calls(run, program, platform)
+            assert outside_calls(recorded.module(platform)) == expected, (program, platform)
 
 
 def test_check_of_lowered_programs_finds_a_callback() -> None:
@@ -80,9 +77,6 @@ def test_check_of_lowered_programs_finds_a_callback() -> None:
 
 def module_of(function: Callable[..., Any], platform: str, *arguments: Any) -> Any:
     return jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
-
-
-# --- loops that the host of a GPU decides
 
 
 # --- budgets

@@ -83,16 +83,6 @@ def test_gradient_of_bounded_leads_back_inside_and_not_further_out(x, slope, pas
     assert gradient(lambda y: slope * limiters.bounded(y, -2.0, 2.0), x) == [slope if passes else 0.0]
 
 
-# --- all functions
-
-
-def test_disabled_limiter_traces_nothing():
-    x = jnp.ones(3)
-    assert limiters.clip(x, None) is x and limiters.bounded(x, None, None) is x
-    assert jax.make_jaxpr(lambda y: limiters.clip(y, None))(x).eqns == []
-    assert jax.make_jaxpr(lambda y: limiters.bounded(y, None, None))(x).eqns == []
-
-
 # --- every limiter of the configuration
 
 OFF = dict.fromkeys(LimiterConfig.model_fields)

@@ -24,7 +24,6 @@ from rlstable.config import ConfigError  # noqa: E402
 from rlstable.policy.saved_run import open_run  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
-SHORT = {"episode_length": 6}
 
 
 def push(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

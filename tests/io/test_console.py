@@ -134,12 +134,6 @@ def test_console_replaces_characters_that_the_stream_cannot_write():
     assert raw.getvalue() == b"gr??er\n"
 
 
-def test_console_event_names_its_seed() -> None:
-    console, stream, _ = make_plain()
-    SeedConsole(console, 7).event(128, "rolled_back", {"cause": "storm"})
-    assert stream.getvalue().splitlines() == ["! step 128  rolled_back: of seed 7, cause storm"]
-
-
 def test_events_that_repeat_the_table_at_the_start_are_not_shown() -> None:
     console, stream, _ = make_plain()
     console.event(0, "backend_chosen", {"backend": "native"})

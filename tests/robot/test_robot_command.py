@@ -27,18 +27,8 @@ def test_robot_trains_from_a_file_and_reports_each_term(tmp_path: Path) -> None:
 
 MISTAKES = {
     "unknown term": (["+env.task.rewards.uprigth={weight: 1}"], None, "env.task.rewards.uprigth: there is no term"),
-    "missing file": (["env.xml=/missing.xml"], None, "env.xml: there is no file /missing.xml"),
-    "wrong weight": (
-        ["env.task.rewards.raised.weight=much"], None, "env.task.rewards.raised.weight: 'much' must be a number",
-    ),
-    "term for a free base": (
-        ["env=robot_velocity", f"env.xml={MODELS / 'arm.xml'}"], None, "env.task.commands.velocity: needs a root body",
-    ),
-    "reversed range of a command": (
-        ["env=robot_velocity", "env.task.commands.velocity.turn=[1, -1]"], None,
-        "env.task.commands.velocity.turn: [1, -1] is reversed",
-    ),
-    "no actuator": ([], (r"<actuator>.*</actuator>", ""), "env.xml: {path} has no actuator"),
+    "missing file": (["env.xml=/missing.xml"], None, "env.xml: there is no file /missing.xml; give the path of an"),
+    "no actuator": ([], (r"<actuator>.*</actuator>", ""), "env.xml: {path} has no actuator; add <actuator>"),
     "no XML": ([], (r"</worldbody>.*", ""), "env.xml: {path} cannot be read: XML parse error"),
     "missing mesh": (
         [], ("<worldbody>", '<asset><mesh file="link.stl"/></asset><worldbody>'),
@@ -61,9 +51,8 @@ def test_mistake_is_one_line_and_exit_code_2(name: str, tmp_path: Path, capfd: p
     path = tmp_path / "robot.xml"
     text = (MODELS / "cart_pole.xml").read_text()
     path.write_text(text if change is None else re.sub(*change, text, flags=re.DOTALL))
-    first = [] if any(word.startswith("env=") for word in words) else ["env=robot_swingup"]
     own = [] if any(word.startswith("env.xml=") for word in words) else [f"env.xml={path}"]
-    assert typed(main, *first, *own, *WORDS[2:], *words, f"hydra.run.dir={tmp_path / 'run'}") == 2
+    assert typed(main, WORDS[0], *own, *WORDS[2:], *words, f"hydra.run.dir={tmp_path / 'run'}") == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rlstable: ")]
     assert line.startswith(f"rlstable: {message.format(path=path)}")
     assert not (tmp_path / "run").exists()

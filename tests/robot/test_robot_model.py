@@ -252,33 +252,6 @@ def test_reset_to_no_keyframe_is_one_line() -> None:
         environment("robot", "quadruped", "env.task.reset.home=null", "+env.task.reset.keyframes={names: []}")
 
 
-def test_model_without_an_actuator_is_one_line(tmp_path: Path) -> None:
-    text = text_of("cart_pole")
-    path = saved(tmp_path, text[: text.index("<actuator>")] + "</mujoco>")
-    assert mistake("robot_swingup", path).startswith(f"env.xml: {path} has no actuator; add <actuator>")
-
-
-def test_missing_file_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "robot.xml"
-    assert mistake("robot", path) == f"env.xml: there is no file {path}; give the path of an MJCF or URDF file"
-
-
-def test_file_that_is_no_xml_is_one_line(tmp_path: Path) -> None:
-    assert mistake("robot", saved(tmp_path, "<mujoco><worldbody>")).startswith("env.xml: ")
-
-
-def test_missing_mesh_is_one_line_with_its_name(tmp_path: Path) -> None:
-    text = text_of("arm").replace("<worldbody>", '<asset><mesh file="link.stl"/></asset><worldbody>')
-    error = mistake("robot_reach", saved(tmp_path, text))
-    assert error.startswith("env.xml: ") and "link.stl" in error
-
-
-def test_keyframe_of_the_wrong_size_is_one_line(tmp_path: Path) -> None:
-    text = text_of("arm").replace("</mujoco>", '<keyframe><key name="home" qpos="0 0 0"/></keyframe></mujoco>')
-    error = mistake("robot_reach", saved(tmp_path, text))
-    assert error.startswith("env.xml: ") and "qpos" in error
-
-
 @pytest.mark.parametrize(("key", "message"), [
     ('qpos="0.1"', "qpos of keyframe home has 1 numbers, and the model has 2"),
     ('qpos="0.1 0.2" ctrl="1"', "ctrl of keyframe home has 1 numbers, and the model has 2"),

@@ -14,17 +14,7 @@ from rlstable.supervise.stop_reasons import StopReason, nothing_to_train, stays_
 FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "last_return": 12.345, "seconds": 3.21}
 
 
-def test_every_stop_reason_has_an_exit_code_and_a_meaning() -> None:
-    codes = {ending.name: ending.exit_code for ending in StopReason}
-    assert codes == {
-        "completed": 0, "target_reached": 0, "stopped": 0, "config_error": 2, "state_not_finite": 3,
-        "no_update_accepted": 4, "physics_unstable": 5, "value_loss_exploded": 6, "policy_diverged": 7,
-        "guard_exhausted": 8, "recovery_exhausted": 9, "out_of_memory": 10, "needs_own_program": 11,
-        "policy_collapsed": 12, "not_saved": 13,
-        "time_limit": 75,
-        "error": 1,
-        "interrupted": 130, "preempted": 143,
-    }  # fmt: skip
+def test_every_stop_reason_has_a_meaning_and_three_are_successes() -> None:
     assert all(ending.meaning for ending in StopReason)
     assert [ending.name for ending in StopReason if ending.succeeded] == ["completed", "target_reached", "stopped"]
 
