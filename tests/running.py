@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from saved import events
-from toys import tiny_config
+from short_runs import short_config
 
 from rlstable.config import Config
 from rlstable.runner.loop import TrainingLoop
@@ -34,12 +34,9 @@ _STORY = {
 
 def config(recovery: dict[str, Any] | None = None, **sections: Any) -> Config:
     """Eight iterations without evaluations, incidents and other precisions; recovery needs settings."""
-    defaults: dict[str, Any] = {
-        "guards": {"storm": {"patience": PATIENCE}}, "devices": 1, "total_steps": 8 * ITERATION,
-        "eval": {"num_evals": 0}, "checkpoint": EACH, "logging": {"console": "off"},
-        "supervise": {"recovery": OFF if recovery is None else recovery, "ladder": OFF, "incident": OFF},
-    }  # fmt: skip
-    return tiny_config(**defaults | sections)
+    supervise = {"recovery": OFF if recovery is None else recovery, "ladder": OFF, "incident": OFF}
+    defaults = {"guards": {"storm": {"patience": PATIENCE}}, "total_steps": 8 * ITERATION, "checkpoint": EACH}
+    return short_config(**defaults | {"supervise": supervise} | sections)
 
 
 def train(folder: Path, callback: Any = None, more_guards: Any = None, **sections: Any) -> Result:

@@ -7,13 +7,17 @@ from typing import Any
 
 from toys import tiny_config
 
+from rlstable.config import Config
 from rlstable.runner.loop import TrainingLoop
 
 
-def trained(folder: Path, **sections: Any) -> TrainingLoop:
-    """A run of two iterations, by default without evaluations and console."""
+def short_config(**sections: Any) -> Config:
+    """A run of two iterations on one device, by default without evaluations and console."""
     defaults: dict[str, Any] = {"guards": {}, "devices": 1, "total_steps": 128}
-    defaults |= {"eval": {"num_evals": 0}, "logging": {"console": "off"}}
-    loop = TrainingLoop(tiny_config(**defaults | sections), folder)
+    return tiny_config(**defaults | {"eval": {"num_evals": 0}, "logging": {"console": "off"}} | sections)
+
+
+def trained(folder: Path, **sections: Any) -> TrainingLoop:
+    loop = TrainingLoop(short_config(**sections), folder)
     loop.run()
     return loop

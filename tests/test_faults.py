@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from toys import GUARDS_OFF, Physics, PointMass, State, compiled, placed, tiny_config
+from toys import GUARDS_OFF, Physics, PointMass, State, compiled, finite, learnt, placed, tiny_config
 
 from rlstable import faults
 from rlstable.config import Config, ConfigError
@@ -116,14 +116,6 @@ def unguarded() -> Program:
 @pytest.fixture(scope="module")
 def clean(guarded: Program) -> list[tuple[TrainState, Metrics]]:
     return guarded.run(FaultConfig(site="physics", start=NEVER))
-
-
-def learnt(state: TrainState) -> Any:
-    return state.params, state.opt_state, state.normalizer
-
-
-def finite(tree: Any) -> bool:
-    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
 
 
 def same(a: Any, b: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from toys import PointMass, State, compiled, placed, tiny_config
+from toys import PointMass, State, compiled, finite, learnt, placed, tiny_config
 
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
@@ -158,14 +158,6 @@ def trained() -> Trained:
 
 def healthy(metrics: Metrics) -> bool:
     return bool(metrics.healthy) and float(metrics.values["training/accepted_share"]) == 1.0
-
-
-def finite(tree: Any) -> bool:
-    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
-
-
-def learnt(state: TrainState) -> Any:
-    return state.params, state.opt_state, state.normalizer
 
 
 def missing(metrics: Metrics, episodes: int) -> set[str]:

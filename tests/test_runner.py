@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 from saved import events, lines
-from toys import GUARDS_OFF, LIMITERS_OFF, tiny_config
+from short_runs import short_config
+from toys import GUARDS_OFF, LIMITERS_OFF, assert_same
 
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts, sharding
@@ -36,14 +37,7 @@ UNGUARDED = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 100}}
 
 def quick(**sections: Any) -> Config:
     """A run of a few iterations on one device."""
-    defaults: dict[str, Any] = {
-        "guards": {},
-        "devices": 1,
-        "total_steps": 4 * ITERATION,
-        "eval": {"num_evals": 2, "num_envs": 4},
-        "logging": {"console": "off"},
-    }
-    return tiny_config(**defaults | sections)
+    return short_config(**{"total_steps": 4 * ITERATION, "eval": {"num_evals": 2, "num_envs": 4}} | sections)
 
 
 def limited(seconds: float) -> dict[str, Any]:
@@ -151,8 +145,7 @@ def test_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tmp_path: Path, de
     resumed = TrainingLoop(quick(devices=devices, total_steps=6 * ITERATION, resume="auto"), tmp_path / "parts")
     assert resumed.single.host.step == 3 * ITERATION
     assert resumed.run().step == 6 * ITERATION
-    for ours, theirs in zip(leaves(resumed.single.state), leaves(whole.single.state), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same(resumed.single.state, whole.single.state)
     rows = lines(tmp_path / "parts" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [(n + 1) * ITERATION for n in range(6)]
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_faults import armed, finite, learnt
-from toys import GUARDS_OFF, PointMass, compiled, placed, tiny_config
+from test_faults import armed
+from toys import GUARDS_OFF, PointMass, compiled, finite, learnt, placed, tiny_config
 
 from rlstable import faults
 from rlstable.config.faults import FaultConfig

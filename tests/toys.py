@@ -248,6 +248,26 @@ def placed(state: TrainState, devices: int = 1) -> TrainState:
     return sharding.place(state, mesh(devices), SPECS)
 
 
+def on_one_device(function: Any) -> Any:
+    """Compiles a function that expects the axis of devices for a single device."""
+    return sharding.over_devices(function, mesh(), sharding.REPLICATED, sharding.REPLICATED)
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Requires equal arrays, leaf by leaf; NaN equals NaN."""
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def finite(tree: Any) -> bool:
+    """Whether every number of every array is finite."""
+    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
+
+
+def learnt(state: TrainState) -> Any:
+    return state.params, state.opt_state, state.normalizer
+
+
 def equations(jaxpr: Any, inside: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The innermost equations of a program, each with its enclosing equations (loops, calls), outermost first."""
     for equation in jaxpr.eqns:

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from toys import PointMass, assemble, compiled, placed, tiny_config
+from toys import PointMass, assemble, assert_same, compiled, placed, tiny_config
 
 from rlstable.envs.capture import cause_names
 
@@ -35,10 +35,6 @@ def held(state, device=0):
     return jax.tree.map(lambda x: x[device], slot.record.take(np.arange(len(slot.record))))
 
 
-def same(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 @pytest.fixture(scope="module")
 def program():
     ppo, state = started()
@@ -59,13 +55,13 @@ def test_first_bad_environment_is_captured_completely(program):
         f"quarantine/{cause}" for cause in ("physics", "observation", "reward", "metrics")
     ]
     before = jax.tree.map(lambda x: np.asarray(x)[5], bad.env_state)
-    same(record["before"].pipeline_state, before.pipeline_state)
-    same(record["before"].obs, before.obs)
-    same(record["before"].info["fault_key"], before.info["fault_key"])
+    assert_same(record["before"].pipeline_state, before.pipeline_state)
+    assert_same(record["before"].obs, before.obs)
+    assert_same(record["before"].info["fault_key"], before.info["fault_key"])
     assert "first_state" not in record["before"].info
     stepped = jax.jit(PointMass().step)(record["before"], record["action"])
-    same(record["after"].pipeline_state, stepped.pipeline_state)
-    same((record["after"].obs, record["after"].reward), (stepped.obs, stepped.reward))
+    assert_same(record["after"].pipeline_state, stepped.pipeline_state)
+    assert_same((record["after"].obs, record["after"].reward), (stepped.obs, stepped.reward))
     assert np.isnan(record["after"].reward) and np.abs(record["action"]).max() > 0
 
 

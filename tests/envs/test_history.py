@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from probes import PreviousObservation
 from short_runs import trained
-from toys import PointMass, assemble, compiled, placed, step_alone, tiny_config
+from toys import PointMass, assemble, assert_same, compiled, placed, step_alone, tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
@@ -148,8 +148,7 @@ def test_run_resumes_exactly_and_its_policy_states_its_history(tmp_path: Path) -
     whole = trained(tmp_path / "whole", env=env, total_steps=256)
     trained(tmp_path / "halves", env=env, total_steps=128)
     resumed = trained(tmp_path / "halves", env=env, total_steps=256, resume="auto")
-    for one, other in zip(*(jax.tree.leaves(loop.single.parameters) for loop in (whole, resumed)), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(whole.single.parameters, resumed.single.parameters)
     run = open_run(tmp_path / "whole")
     assert run.policy.act(np.zeros(8)).shape == (2,)
     described = policy_function(run).metadata["observation"]

@@ -18,7 +18,8 @@ from ball import Stick
 from brax.envs.base import State
 from jax.sharding import PartitionSpec
 from parity import ATTRIBUTES, bounds, differences
-from toys import mesh, step_alone, tiny_config
+from short_runs import short_config
+from toys import assert_same, finite, mesh, step_alone
 
 from rlstable.config import Config, ConfigError
 from rlstable.config.guards import GuardsConfig
@@ -56,15 +57,6 @@ class NeedsMjx(Stick):
 
 def stick(backend: str = "native", **kwargs: Any) -> Any:
     return load_env(EnvConfig(**STICK, backend=backend, kwargs=kwargs or None))
-
-
-def leaves(tree: Any) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-def assert_same(one: Any, other: Any) -> None:
-    for a, b in zip(leaves(one), leaves(other), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def play(env: Any, state: Any, steps: int = 10) -> Any:
@@ -213,7 +205,7 @@ def test_quarantine_catches_an_explosion_of_native_physics():
     np.testing.assert_array_equal(result.valid, [True, True, False, True, True, False, True, True])
     trips = dict(zip(vector.guards["quarantine"].causes, result.guard_state["quarantine"].trips.tolist(), strict=True))
     assert {cause: count for cause, count in trips.items() if count} == {"action": 1, "physics": 1}
-    assert all(np.isfinite(leaf).all() for leaf in leaves(result.state))
+    assert finite(result.state)
 
 
 # --- in a run
@@ -222,15 +214,8 @@ RUN = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 
 def settings(**sections: Any) -> Config:
-    return tiny_config(
-        env={"name": "ball:Stick", "backend": "auto"} | dict(sections.pop("env", {})),
-        guards={},
-        devices=sections.pop("devices", 1),
-        total_steps=4 * 64,
-        eval={"num_evals": 2, "num_envs": 4},
-        logging={"console": "off"},
-        **sections,
-    )
+    env, evaluation = {"name": "ball:Stick", "backend": "auto"}, {"num_evals": 2, "num_envs": 4}
+    return short_config(**{"env": env, "total_steps": 4 * 64, "eval": evaluation} | sections)
 
 
 @RUN

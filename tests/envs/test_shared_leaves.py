@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contacts import Contacts, Touching
-from toys import step_alone, tiny_config
+from short_runs import short_config
+from toys import step_alone
 
 from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
@@ -143,10 +144,8 @@ def test_contact_norms_ignore_entries_after_the_last_contact_and_unknown_environ
 
 def settings(iterations: int, naconmax: int = 8, **sections: Any) -> Any:
     env = {"name": "contacts:Touching", "kwargs": {"naconmax": naconmax, "bad_at": 2}, "episode_length": 12}
-    sections = {"devices": 1, "checkpoint": {"every": 1, "asynchronous": False}} | sections
-    return tiny_config(
-        guards={}, env=env, total_steps=64 * iterations, eval={"num_evals": 0}, logging={"console": "off"}, **sections
-    )
+    checkpoint = {"every": 1, "asynchronous": False}
+    return short_config(**{"env": env, "total_steps": 64 * iterations, "checkpoint": checkpoint} | sections)
 
 
 def test_bad_contact_on_the_second_of_two_devices_quarantines_one_environment(tmp_path: Path) -> None:

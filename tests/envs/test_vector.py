@@ -15,7 +15,7 @@ import pytest
 from brax import envs
 from brax.training import acting
 from lowering import on_accelerator
-from toys import step_alone
+from toys import finite, step_alone
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.run import EnvConfig
@@ -417,7 +417,7 @@ def test_evaluation_episode_is_aborted_at_its_first_bad_step():
     assert 0 < bad.sum() < 16
     np.testing.assert_array_equal(episodes.aborted, bad)
     np.testing.assert_array_equal(episodes.length, np.where(bad, 3, 8))
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(episodes))
+    assert finite(episodes)
     unguarded, _ = run_faulty({})
     assert not unguarded.aborted.any()
     assert np.isnan(unguarded.metrics["reward"][bad]).all()

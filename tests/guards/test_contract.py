@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 from flax import struct
-from toys import State
+from toys import State, on_one_device
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
@@ -432,14 +432,9 @@ FAULTS = [
 EACH = pytest.mark.parametrize("name", ROWS)
 
 
-def on_one(function: Callable[..., Any]) -> Any:
-    """Compiles for a single device, with the axis name of training."""
-    return sharding.over_devices(function, sharding.make_mesh(1), sharding.REPLICATED, sharding.REPLICATED)
-
-
 @functools.cache
 def apply(name: str) -> Any:
-    return on_one(ROWS[name].guard.apply)
+    return on_one_device(ROWS[name].guard.apply)
 
 
 def same(one: Any, other: Any) -> None:

@@ -17,12 +17,11 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import loss_and_metrics, minibatch_of
+from toys import assert_same, finite, loss_and_metrics, minibatch_of, on_one_device
 
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.ppo import PPOConfig
-from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.guards import limiters
 from rlstable.ppo import normalizer, reward
@@ -86,19 +85,10 @@ def test_gradient_of_bounded_leads_back_inside_and_not_further_out(x, slope, pas
 # --- every limiter of the configuration
 
 OFF = dict.fromkeys(LimiterConfig.model_fields)
-R = sharding.REPLICATED
 
 
 def only(**limits: float) -> LimiterConfig:
     return LimiterConfig(**OFF | limits)
-
-
-def on_one(function: Callable[..., Any]) -> Any:
-    return sharding.over_devices(function, sharding.make_mesh(1), R, R)
-
-
-def finite(tree: Any) -> bool:
-    return all(np.isfinite(x).all() for x in jax.tree.leaves(tree))
 
 
 def test_every_limiter_has_a_test():
@@ -123,7 +113,7 @@ def test_reward_limiter_clips_rewards_and_reports_its_share():
     nothing = reward.RewardState(None, None, None)
 
     def shape(limits: LimiterConfig) -> Any:
-        return on_one(lambda data: reward.shape(data, nothing, PPOConfig(), limits, lambda: data.value))
+        return on_one_device(lambda data: reward.shape(data, nothing, PPOConfig(), limits, lambda: data.value))
 
     for limit, expected, active in ((2.0, [2.0, -2.0, 2.0, -2.0], 1 / 3), (1e3, [2.0, -2.0, 2.5, -1e3], 0.0)):
         data, _, metrics = shape(only(reward=limit))(samples(reward=paid, valid=valid))
@@ -175,15 +165,14 @@ def test_observation_outlier_limiter_clips_what_the_normalizer_reads():
     batch = jnp.array([[[7.0, 0.0], [8.0, 3.0], [-1e30, -4.0], [1.0, 0.0]]])
     drawn_in = jnp.array([[[7.0, 0.0], [7.0, 3.0], [-5.0, -3.0], [1.0, 0.0]]])
     limit = only(observation_outlier=3.0).observation_outlier
-    update = on_one(lambda s, x: normalizer.update(s, x, None, PPOConfig(), limit).statistics)
-    plain = on_one(lambda s, x: normalizer.update(s, x, None, PPOConfig()).statistics)
+    update = on_one_device(lambda s, x: normalizer.update(s, x, None, PPOConfig(), limit).statistics)
+    plain = on_one_device(lambda s, x: normalizer.update(s, x, None, PPOConfig()).statistics)
     for ours, theirs in (
         (update(STATISTICS, batch), plain(STATISTICS, drawn_in)),
         (update(STATISTICS, drawn_in), plain(STATISTICS, drawn_in)),
         (update(normalizer.init(STATISTICS.mean), batch), plain(normalizer.init(STATISTICS.mean), batch)),
     ):
-        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_same(ours, theirs)
     assert normalizer.outlier_share(batch, STATISTICS, limit).tolist() == [[0.0, 0.5, 1.0, 0.0]]
     assert not normalizer.outlier_share(batch, normalizer.init(STATISTICS.mean), limit).any()
 
@@ -194,7 +183,7 @@ def test_glitches_of_the_first_batch_do_not_set_the_statistics():
     batch = np.stack([rng.uniform(-1.0, 1.0, (8, 128)), rng.uniform(size=(8, 128)) < 0.005], axis=-1).astype(np.float32)
     assert 0.0 < batch[..., 1].mean() < 0.01
     limit, empty = only(observation_outlier=100.0).observation_outlier, normalizer.init(jnp.zeros(2))
-    update = on_one(lambda x: normalizer.update(empty, x, None, PPOConfig(), limit).statistics)
+    update = on_one_device(lambda x: normalizer.update(empty, x, None, PPOConfig(), limit).statistics)
     clean = update(jnp.asarray(batch))
     np.testing.assert_allclose(clean.std, batch.std(axis=(0, 1)), rtol=1e-5)
     batch[3, 5, 0], batch[6, 9, 0] = 1e6, -1e30
@@ -208,7 +197,7 @@ def test_advantage_std_min_suppresses_the_advantages_of_an_even_batch():
     even = jnp.array([1.0, 1.0, 1.0, 1.0000001])
     least = only(advantage_std_min=1e-2).advantage_std_min
     unlimited, limited = (
-        on_one(lambda x, least=bound: standardize(x, None, None, least)[0]) for bound in (None, least)
+        on_one_device(lambda x, least=bound: standardize(x, None, None, least)[0]) for bound in (None, least)
     )
     assert np.abs(unlimited(even)).max() > 1 and np.abs(limited(even)).max() < 1e-4
     np.testing.assert_allclose(limited(even), (even - np.mean(even)) / 1e-2, rtol=1e-4, atol=1e-8)
@@ -242,7 +231,9 @@ def loss(
     )
     minibatch = minibatch_of(data, jnp.zeros((1, 4, 1)), targets=Targets(target, jnp.full((1, 4), advantage)))
     call = loss_and_metrics(Given(), PPOConfig(), limits)
-    slopes, metrics = on_one(jax.grad(lambda p, data: call(p, STATISTICS, data, None), has_aux=True))(params, minibatch)
+    slopes, metrics = on_one_device(jax.grad(lambda p, data: call(p, STATISTICS, data, None), has_aux=True))(
+        params, minibatch
+    )
     return {name: float(x) for name, x in metrics.items()}, slopes
 
 
@@ -379,5 +370,4 @@ def test_update_norm_is_limited_to_a_share_of_the_norm_of_the_parameters(params,
     assert unlimited.update_norm == pytest.approx(
         rate * 2, rel=0.02
     )  # every element of the first step of Adam has the size of the rate
-    for a, b in zip(jax.tree.leaves(limited.opt_state), jax.tree.leaves(unlimited.opt_state), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(limited.opt_state, unlimited.opt_state)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from commands import exit_code
-from toys import tiny_config
+from short_runs import short_config
 
 from rlstable import load_policy
 from rlstable.config import Config, ConfigError
@@ -32,12 +32,9 @@ _watched: list[Path] = []
 
 
 def config(iterations: int, **sections: Any) -> Config:
-    return tiny_config(
-        guards={},
-        devices=1,
+    return short_config(
         total_steps=64 * iterations,
         env={"kwargs": {"fault": "physics", "probability": 0.1}},
-        eval={"num_evals": 0},
         checkpoint={"every": 1, "keep": 2, "asynchronous": False},
         logging={"console": "off", "tensorboard": True},
         supervise={"recovery": {"enabled": False}, "incident": {"keep": 9, "window": 1}},

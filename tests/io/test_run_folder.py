@@ -12,11 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 from saved import events, rows
-from toys import tiny_config
+from short_runs import short_config
+from toys import assert_same, tiny_config
 
 from rlstable.config import Config, ConfigError
 from rlstable.io.checkpoint import Checkpoints
@@ -32,15 +31,7 @@ ITERATION = 64  # environment steps of the miniature: 16 unrolls of 4
 
 
 def quick(iterations: int = 3, **sections: Any) -> Config:
-    defaults: dict[str, Any] = {
-        "guards": {},
-        "devices": 1,
-        "total_steps": iterations * ITERATION,
-        "eval": {"num_evals": 0},
-        "logging": {"console": "off"},
-        "checkpoint": {"every": 1, "keep": 3},
-    }
-    return tiny_config(**defaults | sections)
+    return short_config(**{"total_steps": iterations * ITERATION, "checkpoint": {"every": 1, "keep": 3}} | sections)
 
 
 @pytest.fixture
@@ -180,8 +171,7 @@ def test_run_with_a_damaged_newest_checkpoint_resumes_from_the_one_before(finish
     [damaged, went_on] = events(finished, "checkpoint_damaged", "resumed")
     assert (damaged["kind"], damaged["checkpoint"]) == ("checkpoint_damaged", 3)
     assert went_on == {"step": 2 * ITERATION, "kind": "resumed", "iteration": 2, "version": versions()["rlstable"]}
-    for ours, theirs in zip(jax.tree.leaves(resumed.single.state), jax.tree.leaves(whole.single.state), strict=True):
-        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    assert_same(resumed.single.state, whole.single.state)
     assert [row["step"] for row in rows(finished)] == [n * ITERATION for n in range(1, 6)]
     assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == ["3", "3.damaged", "4", "5"]
 

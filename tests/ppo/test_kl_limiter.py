@@ -16,8 +16,10 @@ from toys import (
     LIMITERS_OFF,
     PointMass,
     assemble,
+    assert_same,
     compiled,
     experience,
+    finite,
     loss_and_metrics,
     mesh,
     minibatch_of,
@@ -64,10 +66,6 @@ def tuned(state, **tuning):
     return dataclasses.replace(state, tuning=dataclasses.replace(state.tuning, **changes))
 
 
-def same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 def learnt(state):
     """Parameters and optimizer state."""
     return state.params, state.opt_state
@@ -81,7 +79,7 @@ def test_update_that_overshoots_is_rolled_back():
     iteration, state = training(1.0)
     start = tuned(state, learning_rate=3.0)
     after, metrics = iteration(start)
-    same(learnt(after), learnt(start))
+    assert_same(learnt(after), learnt(start))
     assert metrics.values["limiters/kl/active"] == (MINIBATCHES - 1) / MINIBATCHES
     assert after.tuning.step_scale == 0.25
     assert int(after.counters.env_steps) == int(start.counters.env_steps) + 64  # the iteration collected
@@ -105,7 +103,7 @@ def test_steps_shrink_until_they_fit_and_grow_back_to_full_length():
         assert now.tuning.learning_rate == 3.0  # the configured rate does not change
         found.append(bool(overshot))
         moved |= not overshot
-        assert all(np.isfinite(x).all() for x in jax.tree.leaves(now.params))
+        assert finite(now.params)
     assert found[0] and moved and not found[-1]
     for _ in range(3):
         now, _ = iteration(tuned(now, learning_rate=3e-3, step_scale=0.99))
@@ -167,7 +165,7 @@ def test_overshoot_rolls_back_to_the_last_epoch_within_the_limit(steps):
     assert not np.array_equal(*(jax.tree.leaves(x.progress.params)[0] for x in (kept, steps[0])))
     assert [int(x.progress.accepted) for x in steps[:first]] == list(range(first))
     for later in steps[first:]:
-        same(learnt(later.progress), learnt(kept.progress))
+        assert_same(learnt(later.progress), learnt(kept.progress))
         assert int(later.progress.accepted) == (epoch - 1) * EPOCH
         assert later.tuning.step_scale == 0.25
 
@@ -252,11 +250,11 @@ def test_guards_do_not_see_skipped_minibatches():
 @ordinarily()
 def test_kl_limiter_does_not_change_a_healthy_iteration():
     (with_it, state), (without, other) = built(1.0), built(None)
-    same(state, other)
+    assert_same(state, other)
     for _ in range(3):
         (state, metrics), (other, plain) = with_it(state), without(other)
-        same(state, other)
-        same({name: metrics.values[name] for name in plain.values}, dict(plain.values))
+        assert_same(state, other)
+        assert_same({name: metrics.values[name] for name in plain.values}, dict(plain.values))
         assert metrics.values["limiters/kl/active"] == 0.0
     assert set(metrics.values) - set(plain.values) == {
         "limiters/kl/active", "limiters/normalizer/active", "training/policy_distance", "training/step_scale",
@@ -295,14 +293,14 @@ def test_overshoot_of_the_last_update_rolls_back_to_the_start_of_the_iteration(o
     state, _ = iteration(state)
     start = tuned(state, learning_rate=3.0)
     after, metrics = iteration(start)
-    same(learnt(after), learnt(start))
+    assert_same(learnt(after), learnt(start))
     values = metrics.values
     assert after.tuning.step_scale == 0.25
     assert values["limiters/kl/active"] == 1.0
     assert (int(after.counters.updates) - int(start.counters.updates), values["training/accepted_share"]) == (0, 0.0)
     assert values["training/policy_distance"] <= 0.1  # of the normaliser
     if order == "after":  # the statistics are rolled back with the parameters
-        same(after.normalizer, start.normalizer)
+        assert_same(after.normalizer, start.normalizer)
         assert abs(values["training/policy_distance"]) < 1e-6
     else:
         assert int(after.normalizer.count) > int(start.normalizer.count)

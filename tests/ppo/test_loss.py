@@ -10,9 +10,8 @@ from brax.training.acme import running_statistics
 from brax.training.agents.ppo import losses as brax_losses
 from brax.training.agents.ppo import networks as brax_networks
 from brax.training.types import Transition as BraxTransition
-from toys import PointMass, experience, loss_and_metrics, mesh, minibatch_of, tiny_config
+from toys import PointMass, experience, finite, loss_and_metrics, minibatch_of, on_one_device, tiny_config
 
-from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
 from rlstable.ppo.build import init_tuning, make_networks, make_ppo
@@ -24,13 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 T, B, A = 5, 8, 2
 KEY = jax.random.PRNGKey(7)
-R = sharding.REPLICATED
 NOISE = jax.random.normal(KEY, (T, B, A))  # as Brax draws it
-
-
-def one_device(function):
-    """Compiles a function that expects the `data` axis for a single device."""
-    return sharding.over_devices(function, mesh(1), R, R)
 
 
 def batch(networks, named=False):
@@ -135,7 +128,7 @@ def test_loss_and_gradient_equal_brax_with_guards_off(case):
             use_distributional_critic=settings.network.use_distributional_critic,
         )  # fmt: skip
 
-    @one_device
+    @on_one_device
     def our_side(params, data):
         loss = loss_and_metrics(networks, config, settings.guards.limiters)
         return jax.value_and_grad(loss, has_aux=True)(params, statistics, minibatch_of(data, NOISE), None)
@@ -174,7 +167,7 @@ def loss():
     whole = loss_and_metrics(bare, MASKED.ppo, MASKED.guards.limiters)
     statistics = batch(networks)[1]
 
-    @one_device
+    @on_one_device
     def call(params, data, noise=NOISE):
         minibatch = minibatch_of(preprocess_batch(networks, statistics, data), noise)
         return jax.value_and_grad(whole, has_aux=True)(params, statistics, minibatch, masked.share(data.valid))
@@ -217,7 +210,7 @@ def test_masked_loss_equals_the_loss_on_the_valid_samples(loss, sample):
     data = cut(data, valid)
     networks = make_networks(MASKED, A)
 
-    @one_device
+    @on_one_device
     def subset(params, data):
         values = networks.value(params, statistics, data.observation)
         targets = Loss(networks, MASKED.ppo, MASKED.guards.limiters).estimate(params, statistics, data, values)
@@ -263,7 +256,7 @@ def test_bad_numbers_in_invalid_samples_do_not_change_the_loss(loss, sample, fie
         )
     expected, found = loss(params, data), loss(params, poisoned)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert all(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(found))
+    assert finite(found)
 
 
 def test_loss_and_gradient_without_a_valid_sample_are_zero(loss, sample):
@@ -282,7 +275,7 @@ def test_standardizing_one_sample_or_none_gives_zeros(count):
     valid = np.zeros((T, B), bool)
     valid.flat[:count] = True
     advantages = np.float32(np.random.default_rng(0).normal(size=(T, B)) * 1e3)
-    program = one_device(lambda x, valid: standardize(x, valid, masked.share(valid), 1e-5)[0])
+    program = on_one_device(lambda x, valid: standardize(x, valid, masked.share(valid), 1e-5)[0])
     found = program(advantages, jnp.array(valid))
     np.testing.assert_array_equal(found[valid], 0.0)
     assert np.isfinite(found).all()
@@ -299,7 +292,7 @@ def gradient(gae, parts):
     )
     ppo = make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), A)
 
-    @one_device
+    @on_one_device
     def call(params, statistics, data):
         targets = None
         if gae == "per_iteration":
@@ -347,7 +340,7 @@ def test_advantages_once_per_iteration_reach_over_all_unrolls_of_an_environment(
         bootstrap_observation=jnp.swapaxes(jnp.concatenate([unused, long.bootstrap_observation], axis=1), 0, 1)
     )
 
-    @one_device
+    @on_one_device
     def both(params, data, long):
         loss = Loss(ppo.networks, settings.ppo, settings.guards.limiters)
         values = ppo.networks.value(params, statistics, long.observation)

@@ -7,9 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import LIMITERS_OFF, PointMass, assemble, compiled, experience, mesh, minibatch_of, placed, tiny_config
+from toys import (
+    LIMITERS_OFF,
+    PointMass,
+    assemble,
+    compiled,
+    experience,
+    minibatch_of,
+    on_one_device,
+    placed,
+    tiny_config,
+)
 
-from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
@@ -21,7 +30,6 @@ from rlstable.ppo.value_units import ValueUnits
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 T, B = 4, 8
-R = sharding.REPLICATED
 
 
 def target_statistics(mean, std, count=100):
@@ -46,10 +54,6 @@ def ppo(normalized=True, limits=(), layer_norm=False, **settings):
 def sample():
     """Parameters, observation statistics without those of targets, and experience `[T, B]`."""
     return experience(ppo().networks, T, B)[:3]
-
-
-def on_one_device(function):
-    return sharding.over_devices(function, mesh(), R, R)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from commands import SIZES, typed
 from moments import MODELS, config
+from toys import assert_same
 
 from rlstable.config import Config, ConfigError, load
 from rlstable.config.curriculum import Curriculum
@@ -148,9 +149,7 @@ def test_curriculum_continues_exactly_after_a_resume(tmp_path: Path) -> None:
     assert typed(main, *words, "total_steps=256", f"hydra.run.dir={whole}") == 0
     assert typed(main, *words, "total_steps=128", f"hydra.run.dir={parts}") == 0
     assert typed(main, f"resume={parts}", "total_steps=256") == 0
-    one, other = (jax.tree.leaves(open_run(folder, "latest").policy.params) for folder in (whole, parts))
-    for left, right in zip(one, other, strict=True):
-        np.testing.assert_array_equal(left, right)
+    assert_same(*(open_run(folder, "latest").policy.params for folder in (whole, parts)))
 
 
 # --- resets

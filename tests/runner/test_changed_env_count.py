@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from saved import events, lines
-from toys import tiny_config
+from short_runs import short_config
+from toys import assert_same
 
 from rlstable.config import Config
 from rlstable.runner.loop import TrainingLoop
@@ -23,12 +23,8 @@ ITERATION = 64  # environment steps: 16 unrolls of 4
 
 
 def config(total: int, **sections: Any) -> Config:
-    defaults: dict[str, Any] = {
-        "guards": {}, "devices": 1, "total_steps": total * ITERATION, "logging": {"console": "off"},
-        "eval": {"num_evals": 2, "num_envs": 4},
-        "checkpoint": {"every": 1, "asynchronous": False},
-    }  # fmt: skip
-    return tiny_config(**defaults | sections)
+    evaluation, checkpoint = {"num_evals": 2, "num_envs": 4}, {"every": 1, "asynchronous": False}
+    return short_config(**{"total_steps": total * ITERATION, "eval": evaluation, "checkpoint": checkpoint} | sections)
 
 
 def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_path: Path) -> None:
@@ -39,10 +35,7 @@ def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_
     second.single.log.logbook.wait()
     (event,) = events(tmp_path, "environments_redrawn")
     assert (event["num_envs"], event["step"]) == (16, 2 * ITERATION)
-    for ours, theirs in zip(
-        jax.tree.leaves(second.single.state.params), jax.tree.leaves(first.single.state.params), strict=True
-    ):
-        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    assert_same(second.single.state.params, first.single.state.params)
     assert second.run().stop_reason is StopReason.completed
     assert second.single.state.env_state.done.shape == (16,)
     assert second.single.log.history[-1]["step"] == 4 * ITERATION

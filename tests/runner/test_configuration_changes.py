@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import short_runs
 import yaml
-from toys import tiny_config
+from saved import events
 
 from rlstable.cli.compose import compose
-from rlstable.config import Config
 from rlstable.policy import load_policy
 from rlstable.report.page import page
 from rlstable.report.run_record import read_record
@@ -23,23 +22,12 @@ from rlstable.supervise.stop_reasons import StopReason
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 
-def quick(**sections: Any) -> Config:
-    defaults: dict[str, Any] = {
-        "guards": {},
-        "devices": 1,
-        "total_steps": 64,
-        "eval": {"num_evals": 0},
-        "logging": {"console": "off"},
-        "checkpoint": {"every": 1},
-    }
-    return tiny_config(**defaults | sections)
+ONE = {"total_steps": 64, "checkpoint": {"every": 1}}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    TrainingLoop(quick(), folder).run()
-    return folder
+    return short_runs.trained(tmp_path_factory.mktemp("run"), **ONE).run_dir
 
 
 @pytest.fixture
@@ -55,10 +43,8 @@ def edit(file: Path, section: str, key: str, value: Any) -> None:
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
-    """The events of changed settings, without step, time and kind."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    own = [event for event in events if event["kind"] == "configuration_changed"]
-    return [{key: event[key] for key in ("key", "old", "new")} for event in own]
+    """The events of changed settings, without step and kind."""
+    return [{key: event[key] for key in ("key", "old", "new")} for event in events(folder, "configuration_changed")]
 
 
 def test_edited_and_typed_settings_are_events_and_on_the_page(folder: Path) -> None:
@@ -81,7 +67,8 @@ def test_edited_and_typed_settings_are_events_and_on_the_page(folder: Path) -> N
 
 def test_changed_folders_and_loggers_are_not_logged(folder: Path) -> None:
     saved = load_policy(folder, "latest").host["config"]
-    other = quick(resume="auto", compile_cache=None, logging={"console": "plain", "wandb": {"name": "other"}})
+    logging = {"console": "plain", "wandb": {"name": "other"}}
+    other = short_runs.short_config(**ONE, resume="auto", compile_cache=None, logging=logging)
     assert changes(saved, other) == []
     html = page([read_record(folder)])
     assert "Changed settings" not in html

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from saved import lines
-from toys import tiny_config
+from saved import events
+from short_runs import short_config
 
 from rlstable import load_policy
 from rlstable.config import Config
@@ -33,11 +33,8 @@ LUCKY = 1000.0
 
 def learning(**sections: Any) -> Config:
     """Twelve iterations, evaluated after every third."""
-    defaults: dict[str, Any] = {
-        "guards": {}, "devices": 1, "total_steps": 12 * ITERATION, "eval": {"num_evals": 4, "num_envs": 16},
-        "logging": {"console": "off"}, "checkpoint": {"every": 3, "asynchronous": False},
-    }  # fmt: skip
-    return tiny_config(**defaults | sections)
+    evaluation, checkpoint = {"num_evals": 4, "num_envs": 16}, {"every": 3, "asynchronous": False}
+    return short_config(**{"total_steps": 12 * ITERATION, "eval": evaluation, "checkpoint": checkpoint} | sections)
 
 
 class FirstEvaluationIsLucky:
@@ -86,10 +83,6 @@ def lucky_run(folder: Path, stub: Any = None, **checkpoint: Any) -> tuple[Result
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "make_evaluator", evaluators)
         return TrainingLoop(config, folder).run(), evaluators
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in lines(folder / "events.jsonl") if event["kind"] == kind]
 
 
 def iteration_of(policy: Any) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 from commands import SIZES, typed
 from saved import events
+from toys import assert_same
 
 from rlstable.config import ConfigError
 from rlstable.export.function import policy_function
@@ -47,10 +46,6 @@ def copied(run_dir: Path, folder: Path) -> Path:
     return Path(shutil.copytree(run_dir, folder / "run"))
 
 
-def params(folder: Path) -> list[np.ndarray]:
-    return [np.asarray(x) for x in jax.tree.leaves(open_run(folder, "latest").policy.params)]
-
-
 def test_run_folder_holds_the_model_and_its_hash(run_dir: Path, source: Path) -> None:
     assert (run_dir / KEPT_MODEL).read_bytes() == bundle(str(source))
     (event,) = events(run_dir, "model_kept")
@@ -74,8 +69,7 @@ def test_run_with_a_changed_file_resumes_as_if_it_had_not_changed(
         source.write_text(before)
     assert f"env.xml: {source} has changed since this run started, and the run continues with" in capfd.readouterr().out
     assert not events(second, "environments_redrawn")
-    for one, other in zip(params(first), params(second), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(*(open_run(folder, "latest").policy.params for folder in (first, second)))
 
 
 def test_policy_plays_in_a_moved_folder_after_the_file_is_gone(

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from saved import lines
-from toys import tiny_config
+from toys import assert_same, tiny_config
 
 from rlstable import load_policy
 from rlstable.config import Config, ConfigError
@@ -60,11 +60,6 @@ def storm(**fields: Any) -> dict[str, Any]:
 
 def numbers(state: Any) -> list[np.ndarray]:
     return [np.array(leaf) for leaf in jax.tree.leaves(jax.device_get(state))]
-
-
-def same(ours: Any, theirs: Any) -> None:
-    for a, b in zip(numbers(ours), numbers(theirs), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def of_learning(folder: Path) -> list[dict[str, Any]]:
@@ -147,7 +142,7 @@ def test_fields_of_several_seeds_have_the_worst_stop_reason_unless_all_were_ende
 def test_policy_of_a_fleet_is_that_of_its_best_seed(healthy: tuple[TrainingLoop, Result]) -> None:
     _, result = healthy
     best = max(result.seeds, key=lambda own: outcome_of(read_result(own.run_dir)).value or 0.0)
-    same(result.policy.params, load_policy(best.run_dir).params)
+    assert_same(result.policy.params, load_policy(best.run_dir).params)
 
 
 def test_loading_a_fleet_asks_for_the_folder_of_one_seed(healthy: tuple[TrainingLoop, Result]) -> None:
@@ -205,7 +200,7 @@ def test_storm_of_one_seed_does_not_change_a_bit_of_the_others(
     for seed in (0, 2):
         ours, theirs = result.seeds[seed], spared.seeds[seed]
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
-        same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
+        assert_same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
     assert of_learning(result.seeds[1].run_dir) != of_learning(spared.seeds[1].run_dir)
 
 
@@ -269,7 +264,7 @@ def test_fleet_that_is_stopped_and_resumed_ends_in_the_same_bits(
     assert again.stop_reason is StopReason.completed
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
-        same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
+        assert_same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
 
 
 def test_callback_gets_the_rows_of_each_seed_and_can_end_the_run(tmp_path: Path) -> None:
@@ -320,7 +315,7 @@ def test_seed_that_has_ended_stays_ended_when_the_fleet_is_resumed(tmp_path: Pat
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
     for seed in (0, 2):
         ours, theirs = again.seeds[seed], whole.seeds[seed]
-        same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
+        assert_same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
 
 
 def test_fleet_whose_seeds_have_all_ended_trains_nothing_on_resume(
@@ -352,7 +347,7 @@ def test_seed_with_an_older_checkpoint_catches_up_first(healthy: tuple[TrainingL
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert (ours.stop_reason, ours.step) == (StopReason.completed, 10 * ITERATION)
         assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
-        same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
+        assert_same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
 
 
 def test_error_of_one_seed_ends_only_that_seed(

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
-from toys import tiny_config
+from saved import events
+from short_runs import short_config
+from toys import assert_same
 
 from rlstable.config import Config, ConfigError
 from rlstable.render.recording import EpisodeRecorder
-from rlstable.report.run_record import read_record
 from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -22,18 +22,9 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 def config(every: int, **sections: Any) -> Config:
     """A run of four iterations of 64 steps, each with an evaluation."""
-    return tiny_config(
-        **{
-            "guards": {},
-            "devices": 1,
-            "total_steps": 256,
-            "env": {"name": "ball:Stick", "backend": "native", "episode_length": 40},
-            "eval": {"num_evals": 4, "num_envs": 2},
-            "logging": {"console": "off"},
-            "render": {"every": every, "seconds": 0.1},
-        }
-        | sections
-    )
+    env = {"name": "ball:Stick", "backend": "native", "episode_length": 40}
+    defaults = {"total_steps": 256, "env": env, "eval": {"num_evals": 4, "num_envs": 2}}
+    return short_config(**defaults | {"render": {"every": every, "seconds": 0.1}} | sections)
 
 
 def trained(folder: Path, config: Config) -> TrainingLoop:
@@ -41,10 +32,6 @@ def trained(folder: Path, config: Config) -> TrainingLoop:
     result = loop.run()
     assert result.stop_reason.name == "completed"
     return loop
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return read_record(folder).of_kind(kind)
 
 
 def recorded_steps(folder: Path) -> list[int]:
@@ -79,10 +66,7 @@ def test_training_computes_the_same_numbers_with_and_without_recordings(
 ) -> None:
     without = trained(tmp_path / "run", config(0))
     assert not (tmp_path / "run" / "episodes").exists()
-    for one, other in zip(
-        jax.tree.leaves(recorded[1].single.state), jax.tree.leaves(without.single.state), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
+    assert_same(recorded[1].single.state, without.single.state)
 
 
 def test_environment_without_a_model_is_refused_before_the_run_has_a_folder(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from saved import events
-from toys import tiny_config
+from short_runs import short_config
+from toys import assert_same
 
 from rlstable.config import Config
 from rlstable.device import hosts
@@ -33,16 +33,9 @@ LAST = 8
 
 def quick(**sections: Any) -> Config:
     """Eight iterations, each saved."""
-    defaults: dict[str, Any] = {
-        "guards": {}, "devices": 1, "total_steps": LAST * ITERATION, "eval": {"num_evals": 0},
-        "logging": {"console": "plain"}, "checkpoint": {"every": 1, "keep": 2, "asynchronous": False},
-    }  # fmt: skip
-    return tiny_config(**defaults | sections)
-
-
-def assert_equal_arrays(ours: Any, theirs: Any) -> None:
-    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+    checkpoint = {"every": 1, "keep": 2, "asynchronous": False}
+    defaults = {"total_steps": LAST * ITERATION, "logging": {"console": "plain"}, "checkpoint": checkpoint}
+    return short_config(**defaults | sections)
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
@@ -87,7 +80,7 @@ def test_checkpoints_by_time_do_not_change_what_is_trained_and_saved(tmp_path: P
     often, found = advanced(tmp_path / "often", [5, 10, 15], every=3)
     once, _ = advanced(tmp_path / "once", [1, 2, 3], every=3)
     assert found[-1] == [1, 2, 3]
-    assert_equal_arrays(often.single.state, once.single.state)
+    assert_same(often.single.state, once.single.state)
     saved = [load_policy(tmp_path / name, "latest").host["host"] for name in ("often", "once")]
     for host in saved:
         del host["elapsed"]
@@ -236,15 +229,15 @@ def test_run_whose_last_states_are_bad_hands_over_its_last_good_state(
     printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert f"policy iteration 2, step {2 * ITERATION}, not the last state" in printed
     for name in ("params", "opt_state", "normalizer", "guard_memory"):
-        assert_equal_arrays(getattr(run.single.state, name), getattr(good.single.state, name))
+        assert_same(getattr(run.single.state, name), getattr(good.single.state, name))
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     resumed = [TrainingLoop(short(8, resume="auto"), tmp_path / name) for name in ("run", "copy")]
     for one in resumed:
         assert (one.single.host.step, one.single.snapshots.last_good.iteration) == (4 * ITERATION, 4)
-    assert_equal_arrays(resumed[0].single.state.env_state, run.single.state.env_state)
-    assert_equal_arrays(resumed[0].single.state.params, run.single.state.params)
+    assert_same(resumed[0].single.state.env_state, run.single.state.env_state)
+    assert_same(resumed[0].single.state.params, run.single.state.params)
     assert [one.run().stop_reason for one in resumed] == [StopReason.completed] * 2
-    assert_equal_arrays(*(one.single.state for one in resumed))
+    assert_same(*(one.single.state for one in resumed))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import PointMass, mesh, tiny_config
+from toys import PointMass, assert_same, mesh, tiny_config
 
 from rlstable.compilation.programs import Builder
 from rlstable.config import ConfigError
@@ -87,8 +87,7 @@ def test_first_state_does_not_depend_on_compiling_ahead() -> None:
     ahead, plain = (
         TrainingSetup(tiny_config(), mesh()).first_state(*keys, tiny_config().fault, a) for a in (True, False)
     )
-    for one, other in zip(jax.tree.leaves(ahead), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(ahead, plain)
 
 
 def test_missing_time_out_is_an_error_before_anything_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from toys import assemble, mesh, placed, tiny_config
+from toys import assemble, assert_same, mesh, placed, tiny_config
 
 from rlstable.ppo.state import TrainState
 from rlstable.supervise import snapshots
@@ -28,17 +27,12 @@ def moved(state: TrainState, by: float) -> TrainState:
     return TrainState(**{**snapshots._fields(state), "params": params})
 
 
-def same(ours: Any, theirs: Any) -> None:
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
 def test_restored_state_keeps_its_environments_and_takes_the_rest(state: TrainState) -> None:
     own = Snapshot()
     own.keep(moved(state, 1.0), 1, 64)
     found = own.restored(placed(state), mesh())
-    same(found.params, moved(state, 1.0).params)
-    same(found.env_state, state.env_state)
+    assert_same(found.params, moved(state, 1.0).params)
+    assert_same(found.env_state, state.env_state)
 
 
 @pytest.mark.parametrize("at", list(itertools.product([None, "itself", "other"], repeat=3)), ids=str)
@@ -59,11 +53,11 @@ def test_saved_snapshots_are_loaded_whether_or_not_they_are_the_state_itself(
     assert isinstance(saved, SavedState) == bool(beside)
     read = saved if isinstance(saved, SavedState) else SavedState(**snapshots._fields(saved))
     again = Snapshots(mesh())
-    same(again.load(read, 9, origins), state)
+    assert_same(again.load(read, 9, origins), state)
     for name in NAMES:
         ours, theirs = getattr(again, name), getattr(kept, name)
         assert (ours.iteration, ours.step, ours.empty) == (theirs.iteration, theirs.step, theirs.empty)
-        same(ours._parts, theirs._parts)
+        assert_same(ours._parts, theirs._parts)
 
 
 def test_numbers_typed_on_resume_change_the_snapshots_too(state: TrainState) -> None:
