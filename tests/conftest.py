@@ -57,6 +57,21 @@ def quick_compile():
         yield
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    from disks import small_disk
+
+    with small_disk(tmp_path / "disk"):
+        yield tmp_path / "disk"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the test, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(autouse=True)
 def _modified_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disables the trace cache, because other tests replace functions in this process."""

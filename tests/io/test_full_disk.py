@@ -1,15 +1,13 @@
-"""A real disk of two megabytes that is full, and a read-only disk."""
+"""A real disk of four megabytes that is full, and a read-only disk."""
 
 from __future__ import annotations
 
 import gc
-import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import fill, mount
 
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
@@ -23,34 +21,6 @@ TEMPLATE = {"x": np.zeros(50_000)}
 def noise(seed: int) -> dict[str, np.ndarray]:
     """400 kB that cannot be compressed."""
     return {"x": np.random.default_rng(seed).random(50_000)}
-
-
-def mount(folder: Path, options: str) -> None:
-    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"mounting a small disk is not permitted here: {getattr(error, 'stderr', error)}")
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount(folder, "size=2m")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """A file that takes all the room there is."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            return filler
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -116,7 +86,7 @@ def test_run_on_a_full_disk_is_an_error_of_one_line(disk, resume):
 
 
 def test_run_on_a_read_only_disk_is_an_error_of_one_line(disk):
-    mount(disk, "remount,ro,size=2m")
+    mount(disk, "remount,ro,size=4m")
     for folder in (disk, disk / "new"):
         with pytest.raises(ConfigError, match=rf"^hydra\.run\.dir: cannot write to {folder}: Read-only file system; "):
             open_run_dir(folder, None)

@@ -28,14 +28,18 @@ def config(task: str, model: str, *words: str) -> Config:
 def environment(task: str, model: str, *words: str) -> RobotEnv:
     """The environment of a task, without physics of MJX."""
     env = config(task, model, *words).env
-    assert env.xml is not None and env.task is not None
     return RobotEnv(env.xml, env.task)
+
+
+def built(task: str, path: Path | str, *words: str, **more: Any) -> Robot:
+    """The robot of a task for any model file."""
+    env = config(task, "arm", *words, f"env.xml={path}").env
+    return Robot(env.xml, env.task, **more)
 
 
 @functools.cache
 def robot(model: str, *needs: str, touching: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> Robot:
     env = config("robot", model, *words).env
-    assert env.xml is not None and env.task is not None
     return Robot(env.xml, env.task, touching, needs)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import SIZES, typed
-from moments import MODELS, config
+from moments import MODELS, config, environment
 from toys import assert_same
 
 from rlstable.config import Config, ConfigError, load
@@ -21,7 +21,7 @@ from rlstable.config.schema import INT32_MAX
 from rlstable.device.trees import TRAINED_STEPS
 from rlstable.envs.load import load as load_env
 from rlstable.policy.saved_run import open_run
-from rlstable.robot.environment import MEMORY, RobotEnv
+from rlstable.robot.environment import MEMORY
 from rlstable.runner.loop import TrainingLoop
 from rlstable.train import main
 
@@ -97,10 +97,8 @@ def test_curriculum_survives_the_configuration_of_a_run_folder() -> None:
     ],
 )
 def test_mistake_in_a_curriculum_is_one_line_with_the_key(value: str, message: str) -> None:
-    env = config("robot_velocity", "quadruped", f"env.task.commands.velocity.forward={value}").env
-    assert env.xml is not None and env.task is not None
     with pytest.raises(ConfigError) as caught:
-        RobotEnv(env.xml, env.task)
+        environment("robot_velocity", "quadruped", f"env.task.commands.velocity.forward={value}")
     assert str(caught.value) == f"env.task.commands.velocity.forward: {message}"
 
 
@@ -170,9 +168,7 @@ def reset_words(names: str) -> tuple[str, str]:
 
 
 def test_episodes_start_from_the_named_keyframes(lying: Path) -> None:
-    env = config("robot", "quadruped", f"env.xml={lying}", *reset_words("[home, lying]")).env
-    assert env.xml is not None and env.task is not None
-    made = RobotEnv(env.xml, env.task)
+    made = environment("robot", "quadruped", f"env.xml={lying}", *reset_words("[home, lying]"))
     (term,) = made.lists.reset.values()
     drawn = [np.asarray(term(made.robot, jax.random.PRNGKey(seed))[0]) for seed in range(12)]
     home, lies = np.float32(made.robot.home), np.float32(made.mj_model.key_qpos[1])
@@ -181,9 +177,7 @@ def test_episodes_start_from_the_named_keyframes(lying: Path) -> None:
 
 
 def test_unknown_keyframe_of_a_reset_names_those_of_the_model() -> None:
-    env = config("robot", "quadruped", *reset_words("[sitting]")).env
-    assert env.xml is not None and env.task is not None
     with pytest.raises(ConfigError) as caught:
-        RobotEnv(env.xml, env.task)
+        environment("robot", "quadruped", *reset_words("[sitting]"))
     text = "env.task.reset.keyframes.names: the model has no keyframe 'sitting'; it has home"
     assert str(caught.value) == text

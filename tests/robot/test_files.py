@@ -8,25 +8,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from moments import MODELS, config
+from moments import MODELS, built, environment
 
 from rlstable.config import ConfigError
 from rlstable.robot import build, files
-from rlstable.robot.environment import RobotEnv
 from rlstable.robot.model import Robot
 
 BIPED = MODELS / "biped_description"
 URDF = BIPED / "urdf" / "biped.urdf"
 SERVOS = ("env.task.actions.control=position", "env.task.actions.stiffness=80", "env.task.actions.damping=2")
+FREE = ("env.task.free_base=true",)
+
+
 INCLUDING = """<mujoco><compiler meshdir="assets"/><include file="parts/meshes.xml"/><worldbody><body>
 <joint name="j" axis="0 1 0"/><geom type="mesh" mesh="wedge"/></body></worldbody>
 <actuator><motor joint="j" ctrlrange="-1 1" name="m"/></actuator></mujoco>"""
 
 
 def robot(path: Path | str, *words: str) -> Robot:
-    env = config("robot", "arm", *words, f"env.xml={path}").env
-    assert env.xml is not None and env.task is not None
-    return Robot(env.xml, env.task, needs=("feet",))
+    return built("robot", path, *words, needs=("feet",))
 
 
 def mistake(path: Path | str, *words: str) -> str:
@@ -85,11 +85,6 @@ def test_urdf_gets_motors_of_the_efforts_limit() -> None:
     assert (left.kind, left.low, left.high, left.half_range) == ("torque", -40.0, 40.0, 40.0)
 
 
-def test_urdf_without_control_is_one_line_that_names_the_key() -> None:
-    error = mistake(URDF)
-    assert error.startswith(f"env.xml: {URDF} has no actuator") and "env.task.actions.control=position" in error
-
-
 def test_joint_without_a_largest_force_is_one_line(tmp_path: Path) -> None:
     path = copied(tmp_path)
     path.write_text(path.read_text().replace(' effort="40"', ' effort="0"'))
@@ -113,19 +108,25 @@ def test_mesh_of_a_urdf_is_found_beside_the_file(name: str, tmp_path: Path) -> N
     assert robot(path, *SERVOS).model.nmesh == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "words", "message"),
+    [
+        (URDF, (), f"env.xml: {URDF} has no actuator; add <actuator> with a motor or a position servo per joint"),
+        (MODELS / "quadruped.xml", FREE, "env.task.free_base: the model has a free joint already; set env.task.free_b"),
+        (MODELS / "cart_pole.xml", FREE, "env.task.free_base: the model moves its first body"),
+        (MODELS / "arm.xml", ("env.task.home={knee: 1}",), "env.task.home: the model has no joint 'knee'; it has "),
+    ],
+)
+def test_task_that_does_not_fit_the_file_is_one_line(path: Path, words: tuple[str, ...], message: str) -> None:
+    assert mistake(path, *words).startswith(message)
+
+
 def test_options_of_mujoco_in_a_urdf_are_kept(tmp_path: Path) -> None:
     path = copied(tmp_path)
     options = '<mujoco><compiler meshdir="../meshes"/><option timestep="0.004"/></mujoco></robot>'
     text = path.read_text().replace("package://biped_description/meshes/wedge.obj", "wedge.obj")
     path.write_text(text.replace("</robot>", options))
     assert robot(path, *SERVOS).model.opt.timestep == 0.004
-
-
-def test_free_base_of_a_model_that_has_one_is_refused() -> None:
-    error = mistake(MODELS / "quadruped.xml", "env.task.free_base=true")
-    assert error == "env.task.free_base: the model has a free joint already; set env.task.free_base=false"
-    error = mistake(MODELS / "cart_pole.xml", "env.task.free_base=true")
-    assert error.startswith("env.task.free_base: the model moves its first body")
 
 
 # --- home
@@ -147,11 +148,6 @@ def test_robot_stands_on_its_own_floor_at_a_home_that_is_set(tmp_path: Path) -> 
     found = robot(path, f"env.task.home={{{knees}}}")
     data = build.geometry.in_pose(found.model, found.home)
     assert min(build.geometry.lowest(found.model, data, geom) for (geom,) in found.feet) == pytest.approx(0.0, abs=1e-9)
-
-
-def test_unknown_joint_of_home_names_those_of_the_model() -> None:
-    error = mistake(MODELS / "arm.xml", "env.task.home={knee: 1}")
-    assert error.startswith("env.task.home: the model has no joint 'knee'; it has ")
 
 
 # --- robots of a package
@@ -226,6 +222,5 @@ def test_archive_that_no_run_has_saved_is_one_line(tmp_path: Path) -> None:
 
 
 def test_ready_task_trains_a_urdf() -> None:
-    env = config("robot_velocity", "arm", *SERVOS, "env.task.free_base=true", f"env.xml={URDF}").env
-    assert env.xml is not None and env.task is not None
-    assert RobotEnv(env.xml, env.task).action_size == 2
+    words = (*SERVOS, "env.task.free_base=true", f"env.xml={URDF}")
+    assert environment("robot_velocity", "arm", *words).action_size == 2

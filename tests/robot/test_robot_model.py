@@ -10,11 +10,10 @@ import jax
 import mujoco
 import numpy as np
 import pytest
-from moments import HOME_HEIGHT, MODELS, config, environment, moment, robot
+from moments import HOME_HEIGHT, MODELS, built, environment, moment, robot
 
 from rlstable.config import ConfigError
 from rlstable.robot import build, endings, geometry
-from rlstable.robot.environment import RobotEnv
 from rlstable.robot.model import Robot
 from rlstable.robot.symmetry import mirror_of
 
@@ -28,10 +27,8 @@ def text_of(model: str) -> str:
 
 def mistake(task: str, path: Path, *words: str) -> str:
     """The error line of a task for a model file."""
-    env = config(task, str(path.with_suffix("")), *words).env
-    assert env.xml is not None and env.task is not None
     with pytest.raises(ConfigError) as caught:
-        RobotEnv(env.xml, env.task)
+        environment(task, "arm", *words, f"env.xml={path}")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -129,7 +126,7 @@ ACROBOT = f"""<mujoco><worldbody>
 
 
 def test_undriven_joint_of_a_fixed_root_is_a_joint_of_the_robot(tmp_path: Path) -> None:
-    found = Robot(str(saved(tmp_path, ACROBOT)), config("robot_swingup", str(tmp_path / "robot")).env.task)
+    found = built("robot_swingup", saved(tmp_path, ACROBOT))
     assert [joint.name for joint in found.joints] == ["shoulder", "elbow"]
     # Both links hang: their centres of mass are 0.5 and 1.5 m below the shoulder. Upright they are as far above.
     np.testing.assert_allclose(found.mass_heights, [1.0, 3.0], atol=0.02)
@@ -147,8 +144,7 @@ def with_a_ball(first: bool) -> str:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_loose_ball_is_no_part_of_the_robot(first: bool, tmp_path: Path) -> None:
-    task = config("robot_velocity", str(tmp_path / "robot")).env.task
-    found = Robot(str(saved(tmp_path, with_a_ball(first))), task, needs={"feet"})
+    found = built("robot_velocity", saved(tmp_path, with_a_ball(first)), needs={"feet"})
     alone = robot("quadruped", "feet")
     assert [found.model.geom(geom).name for (geom,) in found.feet] == FEET
     assert (found.radius, found.weight) == pytest.approx((alone.radius, alone.weight))
@@ -157,9 +153,8 @@ def test_loose_ball_is_no_part_of_the_robot(first: bool, tmp_path: Path) -> None
 
 def test_home_of_the_task_moves_the_robot_to_the_floor_and_not_the_ball(tmp_path: Path) -> None:
     floor = '<geom name="ground" type="plane" size="0 0 1"/><body name="ball"'
-    saved(tmp_path, with_a_ball(first=True).replace('<body name="ball"', floor))
-    task = config("robot_velocity", str(tmp_path / "robot"), "env.task.home={*_knee: -2.3}").env.task
-    found = Robot(str(tmp_path / "robot.xml"), task)
+    path = saved(tmp_path, with_a_ball(first=True).replace('<body name="ball"', floor))
+    found = built("robot_velocity", path, "env.task.home={*_knee: -2.3}")
     data = geometry.in_pose(found.model, found.home)
     geoms = build.own_geoms(found.model, found.root)
     lowest = min(geometry.lowest(found.model, data, geom) for geom in geoms)
@@ -172,7 +167,7 @@ def test_second_arm_with_actuators_is_a_part_of_the_robot(tmp_path: Path) -> Non
     bodies = arm.format("a", 0) + arm.format("b", 3) + f'<body name="table" pos="0 0 2">{LINK}</body>'
     saved(tmp_path, f"<mujoco><worldbody>{bodies}</worldbody>{motors}</mujoco>")
     for words in ((), ("env.task.root=table",)):
-        found = Robot(str(tmp_path / "robot.xml"), config("robot_swingup", str(tmp_path / "robot"), *words).env.task)
+        found = built("robot_swingup", tmp_path / "robot.xml", *words)
         both = found.model.body_mass[[found.model.body(name).id for name in "ab"]].sum()
         table = found.model.body("table").mass[0] if words else 0.0
         assert found.weight == pytest.approx((both + table) * 9.81) and found.radius > 3.0
@@ -184,7 +179,7 @@ def test_home_of_a_tendons_servo_is_the_tendons_length_at_home(tmp_path: Path) -
         '<actuator><position tendon="cable" kp="10"/></actuator><keyframe><key name="home" qpos="0 0.3"/></keyframe>'
     )
     text = ACROBOT.replace('<actuator><motor joint="elbow" ctrlrange="-5 5"/></actuator>', tendon + servo)
-    found = Robot(str(saved(tmp_path, text)), config("robot_swingup", str(tmp_path / "robot")).env.task)
+    found = built("robot_swingup", saved(tmp_path, text))
     assert [actuator.home for actuator in found.actuators] == pytest.approx([0.6])
 
 
@@ -221,18 +216,25 @@ def test_first_pattern_that_matches_a_joint_gives_its_gain_and_its_home() -> Non
     assert [servos[name].home for name in names[:3]] == pytest.approx([-1.5, -1.2, 0.8])
 
 
+SERVO = "env.task.actions.control=position env.task.actions.damping=2 env.task.actions.stiffness"
+
+
 @pytest.mark.parametrize(
-    ("gain", "message"),
+    ("words", "message"),
     [
-        ("{*_knee: 80}", "joint front_left_abduction has none; control=position turns actuators into servos, which"),
-        ("{*_kene: 80}", "the model has no joint '*_kene'; it has front_left_abduction, front_left_hip, "),
+        (f"robot quadruped {SERVO}={{*_knee:80}}", "actions.stiffness: joint front_left_abduction has none; "),
+        (f"robot quadruped {SERVO}={{*_kene:80}}", "actions.stiffness: the model has no joint '*_kene'; it has "),
+        ("robot hopper env.task.actions.control=position", "actions.stiffness: joint hip has none; control=position "),
+        ("robot quadruped env.task.keyframe=sit", "keyframe: the model has no keyframe 'sit'; it has home"),
+        ("robot_velocity arm", "commands.velocity: needs a root body that moves"),
+        ("robot_reach arm env.task.control_dt=0.004", "control_dt: 0.004 is less than a time step (0.005)"),
+        ("robot_reach quadruped", "commands.pose.site: imu does not move with the joints, so every target would be"),
+        ("robot quadruped +env.task.endings.contact={geoms:[belly]}", "endings.contact.geoms: no geom or body 'belly'"),
     ],
 )
-def test_wrong_gain_is_one_line(gain: str, message: str) -> None:
-    words = ("env.task.actions.control=position", "env.task.actions.damping=2", f"env.task.actions.stiffness={gain}")
-    assert mistake("robot_velocity", MODELS / "quadruped.xml", *words).startswith(
-        f"env.task.actions.stiffness: {message}"
-    )
+def test_task_that_does_not_fit_the_model_is_one_line_that_names_the_key(words: str, message: str) -> None:
+    task, model, *more = words.split()
+    assert mistake(task, MODELS / f"{model}.xml", *more).startswith(f"env.task.{message}")
 
 
 # --- what is missing
@@ -242,8 +244,7 @@ def test_velocity_servo_keeps_its_control_range_with_another_gain(tmp_path: Path
     servo = '<velocity joint="elbow" kv="1" gear="-2" ctrlrange="-24 12"/>'
     text = ACROBOT.replace('<motor joint="elbow" ctrlrange="-5 5"/>', servo)
     words = ("env.task.actions.control=velocity", "env.task.actions.damping=3")
-    found = Robot(str(saved(tmp_path, text)), config("robot_swingup", str(tmp_path / "robot"), *words).env.task)
-    (wheel,) = found.actuators
+    (wheel,) = built("robot_swingup", saved(tmp_path, text), *words).actuators
     assert (wheel.damping, wheel.half_range, wheel.low, wheel.high) == (3.0, 9.0, -6.0, 12.0)
 
 
@@ -275,8 +276,7 @@ def test_root_body_that_leans_at_home_as_far_as_the_ending_is_one_line(tmp_path:
 
 
 def test_fixed_robot_below_the_origin_is_not_too_low_at_home(tmp_path: Path) -> None:
-    saved(tmp_path, ACROBOT.replace('pos="0 0 2"', 'pos="0 0 -0.2"'))
-    found = Robot(str(tmp_path / "robot.xml"), config("robot_stand", str(tmp_path / "robot")).env.task)
+    found = built("robot_stand", saved(tmp_path, ACROBOT.replace('pos="0 0 2"', 'pos="0 0 -0.2"')))
     assert found.home_height == pytest.approx(-0.2)
     assert not endings.too_low(*moment(found))
 
@@ -295,41 +295,10 @@ def test_keyframe_with_a_nan_is_refused_by_name(tmp_path: Path) -> None:
     assert error == f"env.xml: {path} has a keyframe with a NaN or an infinity: up"
 
 
-def test_unknown_keyframe_names_those_of_the_model() -> None:
-    error = mistake("robot", MODELS / "quadruped.xml", "env.task.keyframe=sit")
-    assert error.startswith("env.task.keyframe: the model has no keyframe 'sit'; it has home")
-
-
-def test_term_that_needs_a_moving_root_is_refused_on_an_arm() -> None:
-    error = mistake("robot_velocity", MODELS / "arm.xml")
-    assert error.startswith("env.task.commands.velocity: needs a root body that moves")
-    assert error.endswith("remove the term: env.task.commands.velocity=null")
-
-
 def test_reach_without_a_site_names_the_term_and_the_remedy(tmp_path: Path) -> None:
     text = text_of("arm").replace('<site name="hand" pos="0 0 0.25"/>', "")
     error = mistake("robot_reach", saved(tmp_path, text))
     assert error.startswith("env.task.commands.pose.site: the model has no site; add <site")
-
-
-def test_control_rate_above_that_of_the_physics_is_refused() -> None:
-    error = mistake("robot_reach", MODELS / "arm.xml", "env.task.control_dt=0.004")
-    assert error == "env.task.control_dt: 0.004 is less than a time step (0.005)"
-
-
-def test_site_that_no_joint_moves_is_nothing_to_reach_with() -> None:
-    error = mistake("robot_reach", MODELS / "quadruped.xml")
-    assert error.startswith("env.task.commands.pose.site: imu does not move with the joints, so every target would be")
-
-
-def test_unknown_geom_of_a_contact_term_names_those_that_can_touch() -> None:
-    error = mistake("robot", MODELS / "quadruped.xml", "+env.task.endings.contact={geoms: [belly]}")
-    assert error.startswith("env.task.endings.contact.geoms: no geom or body 'belly' of the model can collide; choose")
-
-
-def test_servo_without_a_gain_is_one_line() -> None:
-    error = mistake("robot", MODELS / "hopper.xml", "env.task.actions.control=position")
-    assert error.startswith("env.task.actions.stiffness: joint hip has none; control=position turns actuators into")
 
 
 @pytest.mark.parametrize(
@@ -373,11 +342,7 @@ CUBE_FIRST = """
 
 
 def arm_beside_a_cube(tmp_path: Path, actuator: str, *words: str) -> Robot:
-    path = tmp_path / "arm.xml"
-    path.write_text(CUBE_FIRST.format(actuator=actuator))
-    env = config("robot", str(path.with_suffix("")), *words).env
-    assert env.xml is not None and env.task is not None
-    return Robot(env.xml, env.task)
+    return built("robot", saved(tmp_path, CUBE_FIRST.format(actuator=actuator)), *words)
 
 
 def test_root_body_is_of_a_tree_that_actuators_move(tmp_path: Path) -> None:
@@ -398,6 +363,6 @@ def test_controls_of_a_keyframe_are_not_those_of_converted_actuators(tmp_path: P
 
 
 def test_actuator_with_a_state_is_refused_by_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "slow.xml"
-    path.write_text(CUBE_FIRST.format(actuator='<position name="lift" joint="shoulder" kp="500" timeconst="0.05"/>'))
+    slow = '<position name="lift" joint="shoulder" kp="500" timeconst="0.05"/>'
+    path = saved(tmp_path, CUBE_FIRST.format(actuator=slow))
     assert mistake("robot", path).startswith("env.xml: actuator lift has an internal state (timeconst or dyntype)")

@@ -32,9 +32,7 @@ LEGS = [-1.0, 1.0, 1.0] * 4  # abductions change their sign
 
 
 def task(path: Path | str, *words: str) -> RobotEnv:
-    env = compose(["env=robot_velocity", f"env.xml={path}", *words]).env
-    assert env.xml is not None and env.task is not None
-    return RobotEnv(env.xml, env.task)
+    return environment("robot_velocity", "quadruped", f"env.xml={path}", *words)
 
 
 @functools.cache

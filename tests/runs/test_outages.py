@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from disks import fill
 from running import ITERATION, config
 from saved import checkpoint, events, lines, require_same_checkpoint, result, rows, saved
 
@@ -34,32 +33,6 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("healthy")
     run(folder)
     return folder
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of four megabytes."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"mounting a small disk is not permitted here: {getattr(error, 'stderr', error)}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path) -> None:
-    with (folder / "filler").open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            # A file may still grow to the end of its last page.
-            for path in folder.glob("*.jsonl"):
-                with path.open("ab") as logged:
-                    logged.write(b"\n" * (-path.stat().st_size % 4096))
 
 
 def wait_for_row(folder: Path, row: int) -> None:
