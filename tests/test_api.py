@@ -70,24 +70,23 @@ def test_environment_in_the_docs_can_be_trained(tmp_path: Path, monkeypatch: pyt
     assert result.metrics["eval/aborted_share"] == 0.0
 
 
-def test_tilde_is_the_home_folder_of_every_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def test_tilde_is_the_home_folder_of_every_function(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(here))
     words = [*TINY, "total_steps=64", "logging=quiet", "eval.num_evals=1", "eval.num_envs=2"]
-    run = tmp_path / "run"
+    run = here / "run"
     assert rlstable.fit(run_dir="~/run", overrides=words, compile_cache="~/cache").run_dir == run
-    assert f"compile_cache: {tmp_path}/cache" in (run / "config.yaml").read_text()
-    assert rlstable.fit(resume="~/run", run_dir="~/copy", total_steps=128).run_dir == tmp_path / "copy"
+    assert f"compile_cache: {here}/cache" in (run / "config.yaml").read_text()
+    assert rlstable.fit(resume="~/run", run_dir="~/copy", total_steps=128).run_dir == here / "copy"
     assert rlstable.load_policy("~/run").folder == open_run("~/run").folder == run
     assert [record.folder for record in read_records("~/run")] == [run]
     assert command.options(EvaluateOptions, ["run=~/run"]).run == run
-    assert command.options(ExportOptions, ["run=~/run", "out=~/out"]).out == tmp_path / "out"
-    assert command.options(RenderOptions, ["run=~/run", "out=~/out"]).out == tmp_path / "out"
+    assert command.options(ExportOptions, ["run=~/run", "out=~/out"]).out == here / "out"
+    assert command.options(RenderOptions, ["run=~/run", "out=~/out"]).out == here / "out"
     report = command.options(ReportOptions, ["run=~/run", "run=~/copy", "out=~/page.html"])
-    assert (report.run, report.out) == ((run, tmp_path / "copy"), tmp_path / "page.html")
+    assert (report.run, report.out) == ((run, here / "copy"), here / "page.html")
     assert command.options(ReportOptions, ["sweep=~/run"]).sweep == run
-    assert absolute("~/brax") == str(tmp_path / "brax")
-    assert not (tmp_path / "~").exists()
+    assert absolute("~/brax") == str(here / "brax")
+    assert not (here / "~").exists()
 
 
 @pytest.mark.parametrize("in_notebook", [False, True])

@@ -50,8 +50,7 @@ def test_brax_has_thirty_three_cases_without_pixels() -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 )
-def test_case_of_brax_passes_on_rlstable(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_case_of_brax_passes_on_rlstable(name: str, here: Path) -> None:
     result = unittest.TestResult()
     CASES[name].run(result)
     assert not result.errors and not result.failures, "\n".join(text for _, text in result.errors + result.failures)

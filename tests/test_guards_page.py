@@ -76,14 +76,13 @@ def raised(state: State) -> State:
     return state.replace(pipeline_state=physics.replace(q=jnp.append(physics.q, height)))
 
 
-def test_guard_of_the_page_runs_and_passes_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guard_of_the_page_runs_and_passes_its_test(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, test = re.findall(r"```python\n(.*?)```", (DOCS / "write_a_guard.md").read_text(), re.DOTALL)
     assert len(code.splitlines()) < 40
     module = ModuleType("my.module")
     module.Env = Env  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my", ModuleType("my"))
     monkeypatch.setitem(sys.modules, "my.module", module)
-    monkeypatch.chdir(tmp_path)
     small = functools.partial(
         rlstable.fit,
         total_steps=640,
@@ -102,7 +101,7 @@ def test_guard_of_the_page_runs_and_passes_its_test(tmp_path: Path, monkeypatch:
     assert last["guards/height/trips"] == last["guards/height/high"] > 0
     assert "guards/height/low" not in last
     assert last["guards/quarantine/trips"] == 0
-    events = (tmp_path / "runs" / "height" / "events.jsonl").read_text()
+    events = (here / "runs" / "height" / "events.jsonl").read_text()
     assert re.search(r'"guard_tripped".*"height".*"high"', events)
     names |= {"jax": jax, "Env": Env}
     exec(compile(test, "docs/write_a_guard.md", "exec"), names)

@@ -55,10 +55,7 @@ def test_installed_script_starts_this_command() -> None:
     assert scripts["rlstable"] == "rlstable.__main__:main"
 
 
-def test_words_after_the_command_are_its_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_words_after_the_command_are_its_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("train", "lr=1e-3") == 2
     assert main("evaluate", "run=nowhere", "episods=3") == 2
     assert main("sweep-report", "nowhere") == 2

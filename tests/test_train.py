@@ -21,15 +21,9 @@ from toys import PointMass
 
 from rlstable import train
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs", "here")
 TINY = [*SMALLEST, "devices=1", "total_steps=128", "eval.num_evals=1"]
 run = functools.partial(typed, train.main)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 # Mistakes that only the environment, the devices or the folder show; those of a word are in cli/test_mistakes.py.

@@ -67,22 +67,18 @@ def test_tilde_after_a_key_of_a_folder_is_the_home_folder(
     assert prepared([f"{key}={typed}"]) == [f"{key}={literal(tmp_path / 'my runs' / '1')}"]
 
 
-def test_existing_folder_is_quoted_for_hydra_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_existing_folder_is_quoted_for_hydra_as_typed(here: Path) -> None:
     for name in ("läuf [1], a=b", "it's", "plain"):
         Path(name).mkdir()
     words = prepared(["resume=läuf [1], a=b", "hydra.run.dir=it's", "resume=plain", "env.name=plain"])
     assert words == ['resume="läuf [1], a=b"', 'hydra.run.dir="it\'s"', "resume=plain", "env.name=plain"]
 
 
-def test_resume_latest_is_the_newest_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_resume_latest_is_the_newest_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, time in (("old", 1), ("new [1]", 3), ("middle", 2)):
-        (tmp_path / "runs" / "ant" / name).mkdir(parents=True)
-        (tmp_path / "runs" / "ant" / name / "config.yaml").touch()
-        os.utime(tmp_path / "runs" / "ant" / name / "config.yaml", (time, time))
+        (here / "runs" / "ant" / name).mkdir(parents=True)
+        (here / "runs" / "ant" / name / "config.yaml").touch()
+        os.utime(here / "runs" / "ant" / name / "config.yaml", (time, time))
     assert prepared(["resume=latest"]) == ['resume="runs/ant/new [1]"']
     assert capsys.readouterr().err == "run: runs/ant/new [1], the newest run\n"
 

@@ -45,10 +45,9 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES)
 def test_mistake_is_one_line_with_exit_code_2_and_leaves_no_run(
-    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     code, printed = typed(main, *words.split()), capsys.readouterr()
     [line] = printed.err.splitlines()
     assert (code, printed.out) == (2, "") and line.startswith(f"rlstable: {message}")
-    assert not any(path.is_file() or path.parent.name == "inverted_pendulum" for path in tmp_path.rglob("*"))
+    assert not any(path.is_file() or path.parent.name == "inverted_pendulum" for path in here.rglob("*"))

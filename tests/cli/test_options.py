@@ -17,11 +17,7 @@ from rlstable.export.__main__ import ExportOptions
 from rlstable.render.__main__ import RenderOptions
 from rlstable.report.__main__ import ReportOptions
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def make_run(folder: Path, time: float) -> None:

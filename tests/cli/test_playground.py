@@ -31,13 +31,10 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     playground._settings.cache_clear()
 
 
-def test_command_is_one_line_and_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_command_is_one_line_and_leaves_no_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed(main, *WORDS) == 2
     assert capsys.readouterr() == ("", f"rlstable: {SAID}{install('playground')}\n")
-    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    assert not any(path.is_file() for path in here.rglob("*"))
 
 
 def test_saved_run_without_the_package_is_one_line() -> None:

@@ -135,10 +135,7 @@ def test_missing_picture_is_a_note_with_the_remedy() -> None:
     assert note.what == "no OpenGL for a picture (egl: no)"
 
 
-def test_doctor_shows_a_robot_and_its_json_has_the_same_facts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_doctor_shows_a_robot_and_its_json_has_the_same_facts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["env=robot_swingup", f"env.xml={MODELS / 'cart_pole.xml'}", *SIZES, "devices=1", "--no-compile"]
     assert exit_code(main, *words, "--json") == 0
     data = json.loads(capsys.readouterr().out)

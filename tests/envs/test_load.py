@@ -46,11 +46,10 @@ SIZE = 4
 
 
 @pytest.fixture
-def rooms(tmp_path, monkeypatch) -> str:
+def rooms(here, monkeypatch) -> str:
     """A module of the user's in the folder the command is typed in."""
-    (tmp_path / "rlstable_test_rooms.py").write_text(OWN)
-    (tmp_path / "rlstable_test_broken.py").write_text("import rlstable_test_no_such_dependency\n")
-    monkeypatch.chdir(tmp_path)
+    (here / "rlstable_test_rooms.py").write_text(OWN)
+    (here / "rlstable_test_broken.py").write_text("import rlstable_test_no_such_dependency\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield "rlstable_test_rooms"
     sys.modules.pop("rlstable_test_rooms", None)
@@ -73,9 +72,8 @@ def imported(name: str, **kwargs: Any) -> EnvConfig:
     ("name", "backend"),
     [("fast", None), *(("ant", backend) for backend in BACKENDS), ("swimmer", "mjx"), ("halfcheetah", "mjx")],
 )
-def test_environments_of_brax_load_with_their_backends(name, backend, tmp_path, monkeypatch):
+def test_environments_of_brax_load_with_their_backends(name, backend, here):
     """MuJoCo warns about the half cheetah's model, but writes no file in the working folder."""
-    monkeypatch.chdir(tmp_path)
     config = EnvConfig(name=name, backend=backend)
     if (name, backend) in REFUSED:
         text = refusal(config)
@@ -84,7 +82,7 @@ def test_environments_of_brax_load_with_their_backends(name, backend, tmp_path, 
     env = load_env(config)
     if name != "fast":  # it has no physics to choose
         assert env.backend == (backend or "generalized")
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_swimmer_of_brax_steps():

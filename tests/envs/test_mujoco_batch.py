@@ -69,11 +69,8 @@ def test_simulations_do_not_depend_on_order_or_threads():
     ("field", "value", "mended"),
     [("qpos", np.nan, False), ("qvel", -1e11, False), ("ctrl", np.nan, True), ("qfrc_applied", 1e30, False)],
 )  # fmt: skip
-def test_row_with_a_mujoco_warning_becomes_bad_and_other_rows_do_not_change(
-    field, value, mended, tmp_path, monkeypatch
-):
+def test_row_with_a_mujoco_warning_becomes_bad_and_other_rows_do_not_change(field, value, mended, here):
     """No clean state and no zero controls hide the warning, and no log file is written."""
-    monkeypatch.chdir(tmp_path)
     simulations = Simulations(model(), 2)
     first = started(simulations)
     given = {name: array for name, array in first.items() if name not in LINK_ARRAYS}
@@ -92,7 +89,7 @@ def test_row_with_a_mujoco_warning_becomes_bad_and_other_rows_do_not_change(
     given[field][7] = first[field][7]
     simulations.step(given, results, FRAMES)
     assert_same(results, healthy)
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_handler_of_a_user_for_mujoco_warnings_is_restored():

@@ -40,15 +40,14 @@ def made_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stranger(made_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stranger(made_here: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder of another user and its module, whose import creates a file."""
-    folder = tmp_path / "run"
+    folder = here / "run"
     shutil.copytree(made_here, folder)
-    (tmp_path / f"{COPY}.py").write_text(CODE)
+    (here / f"{COPY}.py").write_text(CODE)
     name(folder, f"{COPY}:PointMass")
     for part in (folder, incident(folder)):
         part.chmod(0o777)  # another user may write it
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     importlib.invalidate_caches()
     yield folder
@@ -127,15 +126,14 @@ def test_compiled_programs_of_another_user_are_not_executed(
 
 
 def test_folder_made_by_the_same_user_needs_no_trust(
-    made_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made_here: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From any working directory, before and after it was resumed."""
-    monkeypatch.chdir(tmp_path)
     assert exit_code(evaluate, f"run={made_here}", "episodes=2") == 0
     assert exit_code(replay, str(incident(made_here))) == 0
     monkeypatch.chdir(made_here.parent)
-    shutil.copytree(made_here, tmp_path / "copied")
-    assert exit_code(evaluate, f"run={tmp_path / 'copied'}", "episodes=2") == 0
+    shutil.copytree(made_here, here / "copied")
+    assert exit_code(evaluate, f"run={here / 'copied'}", "episodes=2") == 0
     assert exit_code(resume, f"resume={made_here.name}", "total_steps=192") == 0
     assert exit_code(evaluate, f"run={made_here.name}", "episodes=2") == 0
     assert "trust" not in (made_here / "config.yaml").read_text()

@@ -85,15 +85,12 @@ def test_newest_run_is_the_one_whose_files_changed_last(tmp_path: Path) -> None:
     assert newest_run(tmp_path) == tmp_path / "sweeps" / "a" / "0"
 
 
-def test_runs_that_start_in_the_same_second_have_different_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_runs_that_start_in_the_same_second_have_different_folders(here: Path) -> None:
     code = (
         "import sys; from rlstable.io.run_folder import default_run_dir as f; print(f(None, 'a:B'), f('auto', 'a:B'))"
     )
     command = [sys.executable, "-c", code]
-    starts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) for _ in range(3)]
+    starts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=here) for _ in range(3)]
     folders = " ".join(start.communicate(timeout=60)[0] for start in starts).split()
     assert len(set(folders)) == 6
     assert all(re.fullmatch(r"runs/a\.B/[\d-]+_\d\d-\d\d-\d\d(-\d)?", folder) for folder in folders)

@@ -17,15 +17,12 @@ ARM = Path(__file__).parents[1] / "robot" / "models" / "arm.xml"
 WORDS = ["env=robot_reach", f"env.xml={ARM}", *SIZES]
 
 
-def test_robot_is_drawn_with_random_actions_before_any_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_robot_is_drawn_with_random_actions_before_any_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(main, "--json", "episodes=3", *WORDS) == 0
     (page,) = json.loads(capsys.readouterr().out)
     assert page["file"] == "runs/random/robot_reach/episodes.html"
     assert [one["episode"] for one in page["episodes"]] == ["best", "median", "worst"]
-    assert "robot_reach, native, random actions" in (tmp_path / page["file"]).read_text()
+    assert "robot_reach, native, random actions" in (here / page["file"]).read_text()
 
 
 def test_seed_decides_the_random_actions() -> None:

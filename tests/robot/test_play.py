@@ -124,11 +124,8 @@ def test_action_repeat_takes_several_control_steps(walker: Exported) -> None:
     assert loop.steps == 2 and loop.data.time == pytest.approx(0.04)
 
 
-def test_loop_of_the_docs_moves_the_robot_as_play_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = exported(tmp_path, "robot_velocity", "quadruped")
-    monkeypatch.chdir(tmp_path)
+def test_loop_of_the_docs_moves_the_robot_as_play_does(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = exported(here, "robot_velocity", "quadruped")
     page = (ROOT / "docs" / "export.md").read_text()
     (program,) = (text for text in page.split("```") if "default_joint_pos" in text and text.startswith("python"))
     names: dict[str, Any] = {}

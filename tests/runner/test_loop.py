@@ -218,9 +218,8 @@ def test_only_the_seed_with_the_storm_is_rolled_back_and_gets_the_remedy(struck:
 
 
 def test_storm_that_stays_ends_only_its_seed_by_name_and_says_how_to_resume_it_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     supervise = {"recovery": {"attempts": 0}, "ladder": OFF, "incident": OFF}
     every = {"every": 2, "asynchronous": False}
     config = together(fault=storm(iterations=None), supervise=supervise, checkpoint=every, logging={"console": "plain"})

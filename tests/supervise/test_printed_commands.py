@@ -47,17 +47,16 @@ def test_printed_resume_command_resumes_its_folder(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_other_commands_read_the_printed_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_other_commands_read_the_printed_folder(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for printed, model in (("evaluate", EvaluateOptions), ("render", RenderOptions), ("export", ExportOptions)):
-        words = shlex.split(command(printed, tmp_path / name, "run="))
+        words = shlex.split(command(printed, here / name, "run="))
         assert words[1:3] == ["-m", f"rlstable.{printed}"]
-        assert tmp_path / options(model, words[3:]).run == tmp_path / name
-    words = shlex.split(command("report", tmp_path / name, "sweep="))
-    assert tmp_path / str(options(ReportOptions, words[3:]).sweep) == tmp_path / name
-    (incident,) = shlex.split(command("replay", tmp_path / name))[3:]
-    assert tmp_path / incident == tmp_path / name and not incident.startswith("-")
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
+        assert here / options(model, words[3:]).run == here / name
+    words = shlex.split(command("report", here / name, "sweep="))
+    assert here / str(options(ReportOptions, words[3:]).sweep) == here / name
+    (incident,) = shlex.split(command("replay", here / name))[3:]
+    assert here / incident == here / name and not incident.startswith("-")
+    (here / "gone").mkdir()
+    monkeypatch.chdir(here / "gone")
     Path.cwd().rmdir()
-    assert str(tmp_path) in command("evaluate", tmp_path / name, "run=")
+    assert str(here) in command("evaluate", here / name, "run=")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from toys import tiny_config
 
 from rlstable.runner.summary import describe
@@ -27,9 +26,8 @@ def test_page_of_stop_reasons_has_every_reason_with_its_code() -> None:
     assert [int(code) for _, code in rows] == sorted(int(code) for _, code in rows)
 
 
-def test_summary_names_the_next_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "runs" / "ant" / "1"
+def test_summary_names_the_next_commands(here: Path) -> None:
+    folder = here / "runs" / "ant" / "1"
     rows = dict(describe(StopReason.completed, FIELDS, folder, folder))
     assert rows["stop reason"] == "completed: all steps were trained"
     assert rows["return"] == "12.3, not confirmed (best single evaluation 20.0)"

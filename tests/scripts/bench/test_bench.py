@@ -226,9 +226,8 @@ def test_failing_side_is_one_line(measure: Any, tmp_path: Path) -> None:
         ("--out notes.txt", "bench: cannot read notes.txt"),
     ],
 )
-def test_mistake_is_one_line(measure: Any, more: str, message: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes.txt").write_text("not JSON\n")
+def test_mistake_is_one_line(measure: Any, more: str, message: str, here: Path) -> None:
+    (here / "notes.txt").write_text("not JSON\n")
     with pytest.raises(SystemExit, match=message):
         measure(960.0, more=more)
 
