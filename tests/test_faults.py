@@ -55,6 +55,9 @@ class Solver(PointMass):
         return state.replace(pipeline_state=Solved(**vars(state.pipeline_state) | {"qacc_warmstart": warm_start}))
 
 
+History = list[tuple[TrainState, Metrics]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """A program that was compiled ahead, so that calling it cannot compile another, and its first state."""
@@ -63,12 +66,12 @@ class Program:
     state: TrainState
     call: Callable[[TrainState], tuple[TrainState, Metrics]]
 
-    def run(self, fault: FaultConfig, iterations: int = TOTAL) -> list[tuple[TrainState, Metrics]]:
+    def run(self, fault: FaultConfig, iterations: int = TOTAL) -> History:
         """State and metrics after each iteration with a fault."""
         state = placed(dataclasses.replace(self.state, fault=faults.as_data(fault)))
         return self.run_from(state, iterations)
 
-    def run_from(self, state: TrainState, iterations: int) -> list[tuple[TrainState, Metrics]]:
+    def run_from(self, state: TrainState, iterations: int) -> History:
         history = []
         for _ in range(iterations):
             state, metrics = self.call(state)
@@ -114,7 +117,7 @@ def unguarded() -> Program:
 
 
 @pytest.fixture(scope="module")
-def clean(guarded: Program) -> list[tuple[TrainState, Metrics]]:
+def clean(guarded: Program) -> History:
     return guarded.run(FaultConfig(site="physics", start=NEVER))
 
 
@@ -168,9 +171,7 @@ def test_every_fault_site_of_a_program_has_a_row_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("site", EXPECTED)
-def test_fault_trips_its_guard_during_its_iterations_only(
-    site: str, guarded: Program, clean: list[tuple[TrainState, Metrics]]
-) -> None:
+def test_fault_trips_its_guard_during_its_iterations_only(site: str, guarded: Program, clean: History) -> None:
     history = guarded.run(window(site))
     trips = [guarded.trips(metrics) for _, metrics in history]
     limited = [active(metrics) for _, metrics in history]
@@ -314,9 +315,7 @@ def test_normalizer_fault_moves_the_statistics_before_the_iteration_collects(
 
 
 @pytest.mark.parametrize("site", COLLAPSES)
-def test_collapse_that_does_not_strike_leaves_every_bit_unchanged(
-    site: str, guarded: Program, clean: list[tuple[TrainState, Metrics]]
-) -> None:
+def test_collapse_that_does_not_strike_leaves_every_bit_unchanged(site: str, guarded: Program, clean: History) -> None:
     """Outside its iterations, with probability 0, and for another seed than `fault.seed`."""
     spared = collapse(site, seed=1).of_seed(0)
     for fault in (collapse(site, probability=0.0), FaultConfig(site=site, start=NEVER), spared):

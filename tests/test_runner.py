@@ -30,6 +30,7 @@ from rlstable.supervise.stop_reasons import StopReason
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64  # environment steps of `tiny_config`: 16 unrolls of 4
 OFF = {"enabled": False}
+Trained = tuple[TrainingLoop, Result]
 FAULTY = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
 # The parameters become NaN in the first iteration, and the run continues for 100 iterations.
 UNGUARDED = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 100}}
@@ -49,13 +50,13 @@ def leaves(state: Any) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Result]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """One complete run, read by several tests."""
     runner = TrainingLoop(quick(), tmp_path_factory.mktemp("run"))
     return runner, runner.run()
 
 
-def test_run_completes_and_writes_its_result(run: tuple[TrainingLoop, Result]) -> None:
+def test_run_completes_and_writes_its_result(run: Trained) -> None:
     _, result = run
     assert result.stop_reason is StopReason.completed
     assert result.step == 4 * ITERATION
@@ -66,7 +67,7 @@ def test_run_completes_and_writes_its_result(run: tuple[TrainingLoop, Result]) -
     assert left["return"] == left["confirmed_return"] == result.policy_return
 
 
-def test_run_folder_has_these_files_rows_and_events(run: tuple[TrainingLoop, Result]) -> None:
+def test_run_folder_has_these_files_rows_and_events(run: Trained) -> None:
     _, result = run
     names = {path.name for path in result.run_dir.iterdir()}
     files = {"config.yaml", "machine.json", "metrics.jsonl", "events.jsonl", "result.json", "report.html"}
@@ -77,7 +78,7 @@ def test_run_folder_has_these_files_rows_and_events(run: tuple[TrainingLoop, Res
     assert lines(result.run_dir / "events.jsonl")[-1]["kind"] == "stopped"
 
 
-def test_every_health_metric_is_logged_and_finite(run: tuple[TrainingLoop, Result]) -> None:
+def test_every_health_metric_is_logged_and_finite(run: Trained) -> None:
     _, result = run
     row = next(row for row in reversed(result.history) if "episode/length" in row and "eval/episode_reward" in row)
     wanted = [
@@ -101,9 +102,7 @@ def test_every_health_metric_is_logged_and_finite(run: tuple[TrainingLoop, Resul
     assert row["guards/quarantine/trips"] == 0
 
 
-def test_default_limiters_are_idle_and_limiters_that_are_off_report_nothing(
-    tmp_path: Path, run: tuple[TrainingLoop, Result]
-) -> None:
+def test_default_limiters_are_idle_and_limiters_that_are_off_report_nothing(tmp_path: Path, run: Trained) -> None:
     idle = {name: value for name, value in run[1].history[-1].items() if name.startswith("limiters/")}
     assert idle == {
         f"limiters/{name}/active": 0.0
@@ -150,7 +149,7 @@ def test_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tmp_path: Path, de
     assert [row["step"] for row in rows] == [(n + 1) * ITERATION for n in range(6)]
 
 
-def test_resume_on_another_number_of_devices_is_an_error(run: tuple[TrainingLoop, Result]) -> None:
+def test_resume_on_another_number_of_devices_is_an_error(run: Trained) -> None:
     with pytest.raises(ConfigError, match=r"was trained on 1 devices, not on 2, .*; resume it with devices=1"):
         TrainingLoop(quick(devices=2, resume="auto"), run[1].run_dir)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import subprocess
@@ -22,6 +21,7 @@ import pytest
 from jax import export
 from lowering import outside_calls, programs_of_run
 from quick_compile import environment as quick_environment
+from saved import rows
 from toys import mesh, tiny_config
 
 from rlstable.compilation import ffi, sources, trace_cache
@@ -54,7 +54,7 @@ def arguments() -> tuple[Any, ...]:
     return jnp.arange(3.0), {"other": jnp.ones(3)}
 
 
-def refuse() -> tuple[Any, ...]:
+def refuse(*_: Any, **__: Any) -> Any:
     raise AssertionError("it is traced")
 
 
@@ -367,11 +367,8 @@ def test_second_run_traces_nothing_and_computes_the_same(tmp_path: Path, monkeyp
     first = begun(config)
     assert len(list(tmp_path.iterdir())) == 4
 
-    def traced(*_: Any, **__: Any) -> Any:
-        raise AssertionError("it is traced")
-
     for owner, name in ((PPO, "iteration"), (assemblies.VectorEnv, "reset"), (evaluation, "run_episodes")):
-        monkeypatch.setattr(owner, name, traced)
+        monkeypatch.setattr(owner, name, refuse)
     second = begun(config)
     for other in (first, second):
         jax.tree.map(np.testing.assert_array_equal, usual, other)
@@ -393,10 +390,7 @@ def test_programs_for_two_devices_are_cached(seeds: int, tmp_path: Path, monkeyp
 
     first = iterated()
 
-    def traced(*_: Any) -> Any:
-        raise AssertionError("it is traced")
-
-    monkeypatch.setattr(PPO, "iteration", traced)
+    monkeypatch.setattr(PPO, "iteration", refuse)
     jax.tree.map(np.testing.assert_array_equal, first, iterated())
 
 
@@ -409,12 +403,6 @@ def test_program_of_an_accelerator_can_be_cached() -> None:
     again = jax.jit(export.deserialize(saved).call).trace(*leaves)
     module = again.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
     assert outside_calls(module) == set()
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    apart = ("time", "sps", "walltime", "memory", "timing")
-    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in row.items() if not any(word in key for word in apart)} for row in rows]
 
 
 def train(folder: Path, cache: Path, *words: str) -> None:
@@ -435,7 +423,7 @@ def test_command_caches_its_programs_with_native_physics(tmp_path: Path) -> None
         train(tmp_path / name, tmp_path, *NATIVE)
         written.append({path.name: path.read_bytes() for path in tmp_path.rglob("traced-*/*")})
     assert len(written[0]) == 4 and written[0] == written[1]
-    assert metrics_of(tmp_path / "first") == metrics_of(tmp_path / "second") != []
+    assert rows(tmp_path / "first") == rows(tmp_path / "second") != []
 
 
 def test_process_that_ran_user_code_caches_nothing(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

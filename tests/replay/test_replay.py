@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import exit_code
 from short_runs import trained
 from toys import PointMass
 
@@ -126,12 +128,7 @@ def test_replay_conclusion_depends_on_the_engines_with_bad_numbers(
 # --- the command
 
 
-def run(*args: str) -> int:
-    try:
-        main(list(args))
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+run = functools.partial(exit_code, main)
 
 
 def test_replay_command_prints_a_table_and_json(incident: Incident, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,10 @@ class FirstEvaluationIsLucky:
         return [tuple(np.asarray(one.key).tolist()) for policies in self.played for one in policies]
 
 
-def lucky_run(folder: Path, stub: Any = None, **checkpoint: Any) -> tuple[Result, FirstEvaluationIsLucky]:
+Lucky = tuple[Result, FirstEvaluationIsLucky]
+
+
+def lucky_run(folder: Path, stub: Any = None, **checkpoint: Any) -> Lucky:
     evaluators = FirstEvaluationIsLucky(programs.make_evaluator, **stub or {})
     config = learning(checkpoint={"every": 3, "asynchronous": False, **checkpoint})
     with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +93,7 @@ def iteration_of(policy: Any) -> int:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, FirstEvaluationIsLucky]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Lucky:
     return lucky_run(tmp_path_factory.mktemp("confirmed"))
 
 
@@ -105,7 +108,7 @@ def test_without_confirmation_a_lucky_evaluation_chooses_the_policy(tmp_path: Pa
 
 
 def test_with_confirmation_a_lucky_evaluation_does_not_choose_the_policy(
-    run: tuple[Result, FirstEvaluationIsLucky],
+    run: Lucky,
 ) -> None:
     result, evaluators = run
     left = read_result(result.run_dir) or {}
@@ -120,14 +123,14 @@ def test_with_confirmation_a_lucky_evaluation_does_not_choose_the_policy(
     assert event["candidates"] == len(evaluators.played) - 4
 
 
-def test_all_candidates_play_the_same_new_episodes(run: tuple[Result, FirstEvaluationIsLucky]) -> None:
+def test_all_candidates_play_the_same_new_episodes(run: Lucky) -> None:
     _, evaluators = run
     training, confirming = evaluators.keys[:4], evaluators.keys[4:]
     assert len(confirming) >= 3 and len(set(confirming)) == 1
     assert not set(confirming) & set(training)
 
 
-def test_confirmed_policy_is_the_best_of_the_candidates(run: tuple[Result, FirstEvaluationIsLucky]) -> None:
+def test_confirmed_policy_is_the_best_of_the_candidates(run: Lucky) -> None:
     result, evaluators = run
     runner = TrainingLoop(learning(resume="auto"), result.run_dir)
     runner.close()
@@ -136,9 +139,7 @@ def test_confirmed_policy_is_the_best_of_the_candidates(run: tuple[Result, First
     assert (read_result(result.run_dir) or {})["confirmed_return"] == max(returns)  # type: ignore[type-var]
 
 
-def test_reports_and_commands_say_that_the_best_is_confirmed(
-    run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
-) -> None:
+def test_reports_and_commands_say_that_the_best_is_confirmed(run: Lucky, tmp_path: Path) -> None:
     folder = run[0].run_dir
     value = (read_result(folder) or {})["confirmed_return"]
     assert load_policy(folder).host["confirmed_return"] == value
@@ -152,7 +153,7 @@ def test_reports_and_commands_say_that_the_best_is_confirmed(
 
 
 def test_load_policy_chooses_by_evaluation_once_the_record_or_its_checkpoint_is_gone(
-    run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
+    run: Lucky, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
     confirmed = (read_result(folder) or {})["confirmed_checkpoint"]
@@ -219,9 +220,7 @@ def test_failed_run_confirms_its_saved_checkpoints(tmp_path: Path, monkeypatch: 
     assert iteration_of(result.policy) == left["confirmed_checkpoint"]
 
 
-def test_signal_while_the_best_is_confirmed_ends_the_confirmation(
-    run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
-) -> None:
+def test_signal_while_the_best_is_confirmed_ends_the_confirmation(run: Lucky, tmp_path: Path) -> None:
     runner = TrainingLoop(learning(resume="auto"), shutil.copytree(run[0].run_dir, tmp_path / "run"))
     runner.single.confirmed = {}
     evaluator = runner.programs.evaluator(runner.single.host)
@@ -231,9 +230,7 @@ def test_signal_while_the_best_is_confirmed_ends_the_confirmation(
     assert events(tmp_path / "run", "best_not_confirmed")[0]["because"] == "interrupted"
 
 
-def test_completed_run_that_is_started_again_keeps_its_confirmed_best(
-    run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
-) -> None:
+def test_completed_run_that_is_started_again_keeps_its_confirmed_best(run: Lucky, tmp_path: Path) -> None:
     folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
     before = read_result(folder)
     TrainingLoop(learning(resume="auto"), folder).run()
@@ -241,9 +238,7 @@ def test_completed_run_that_is_started_again_keeps_its_confirmed_best(
     assert len(events(folder, "best_confirmed")) == 1
 
 
-def test_confirmed_best_is_dropped_when_training_continues(
-    run: tuple[Result, FirstEvaluationIsLucky], tmp_path: Path
-) -> None:
+def test_confirmed_best_is_dropped_when_training_continues(run: Lucky, tmp_path: Path) -> None:
     folder = shutil.copytree(run[0].run_dir, tmp_path / "run")
     runner = TrainingLoop(learning(resume="auto", total_steps=15 * ITERATION), folder)
     assert runner.single.confirmed

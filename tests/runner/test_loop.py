@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from saved import lines
+from saved import lines, rows
 from toys import assert_same, tiny_config
 
 from rlstable import load_policy
@@ -37,6 +37,7 @@ from rlstable.supervise.stop_reasons import StopReason
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64
 OFF = {"enabled": False}
+Trained = tuple[TrainingLoop, Result]
 
 
 def together(seeds: int = 3, remedies: Any = None, ladder: Any = None, **sections: Any) -> Config:
@@ -62,29 +63,30 @@ def numbers(state: Any) -> list[np.ndarray]:
     return [np.array(leaf) for leaf in jax.tree.leaves(jax.device_get(state))]
 
 
-def of_learning(folder: Path) -> list[dict[str, Any]]:
-    """Logged rows without the values that depend on the clock and the machine."""
-    unsteady = re.compile(r"time$|sps|memory/|seconds")
-    return [
-        {key: value for key, value in row.items() if not unsteady.search(key)}
-        for row in lines(folder / "metrics.jsonl")
-    ]
+def endings(result: Result) -> list[str]:
+    return [own.stop_reason.name for own in result.seeds]
+
+
+def assert_same_run(ours: Result, theirs: Result) -> None:
+    """Requires equal rows and, in the last checkpoint, equal parameters."""
+    assert rows(ours.run_dir) == rows(theirs.run_dir)
+    assert_same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Result]:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     fleet = TrainingLoop(together(), tmp_path_factory.mktemp("healthy"))
     return fleet, fleet.run()
 
 
 @pytest.fixture(scope="module")
-def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingLoop, Result]:
+def struck(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Seed 1 has a storm and recovers."""
     fleet = TrainingLoop(together(fault=storm()), tmp_path_factory.mktemp("struck"))
     return fleet, fleet.run()
 
 
-def test_every_seed_of_a_fleet_has_a_complete_run_folder(healthy: tuple[TrainingLoop, Result]) -> None:
+def test_every_seed_of_a_fleet_has_a_complete_run_folder(healthy: Trained) -> None:
     _, result = healthy
     assert result.stop_reason is StopReason.completed
     assert [own.run_dir.name for own in result.seeds] == ["seed-0", "seed-1", "seed-2"]
@@ -100,7 +102,7 @@ def test_every_seed_of_a_fleet_has_a_complete_run_folder(healthy: tuple[Training
         assert np.isfinite(own.policy.act(np.zeros(4))).all()
 
 
-def test_result_of_a_fleet_has_the_result_of_each_seed(healthy: tuple[TrainingLoop, Result]) -> None:
+def test_result_of_a_fleet_has_the_result_of_each_seed(healthy: Trained) -> None:
     _, result = healthy
     returns = [lines(seed.run_dir / "metrics.jsonl")[-1]["eval/episode_reward"] for seed in result.seeds]
     left = read_result(result.run_dir)
@@ -139,13 +141,13 @@ def test_fields_of_several_seeds_have_the_worst_stop_reason_unless_all_were_ende
     assert list(fields["seeds"]) == [3, 4] and "confirmed_return" not in fields
 
 
-def test_policy_of_a_fleet_is_that_of_its_best_seed(healthy: tuple[TrainingLoop, Result]) -> None:
+def test_policy_of_a_fleet_is_that_of_its_best_seed(healthy: Trained) -> None:
     _, result = healthy
     best = max(result.seeds, key=lambda own: outcome_of(read_result(own.run_dir)).value or 0.0)
     assert_same(result.policy.params, load_policy(best.run_dir).params)
 
 
-def test_loading_a_fleet_asks_for_the_folder_of_one_seed(healthy: tuple[TrainingLoop, Result]) -> None:
+def test_loading_a_fleet_asks_for_the_folder_of_one_seed(healthy: Trained) -> None:
     _, result = healthy
     best = max(result.seeds, key=lambda own: outcome_of(read_result(own.run_dir)).value or 0.0).run_dir
     for use in (load_policy, open_run):
@@ -154,7 +156,7 @@ def test_loading_a_fleet_asks_for_the_folder_of_one_seed(healthy: tuple[Training
     assert open_run(best).config.seed == int(best.name.removeprefix("seed-"))
 
 
-def test_page_of_a_fleet_has_every_seed_and_their_summary(healthy: tuple[TrainingLoop, Result]) -> None:
+def test_page_of_a_fleet_has_every_seed_and_their_summary(healthy: Trained) -> None:
     _, result = healthy
     text = (result.run_dir / "report.html").read_text()
     assert "<h1>3 seeds</h1>" in text
@@ -165,9 +167,7 @@ def test_page_of_a_fleet_has_every_seed_and_their_summary(healthy: tuple[Trainin
     assert "Differences in the configuration" not in text
 
 
-def test_page_of_a_killed_fleet_shows_the_seeds_that_had_started(
-    healthy: tuple[TrainingLoop, Result], tmp_path: Path
-) -> None:
+def test_page_of_a_killed_fleet_shows_the_seeds_that_had_started(healthy: Trained, tmp_path: Path) -> None:
     """The page shows the seeds that had started."""
     _, result = healthy
     shutil.copytree(result.run_dir, tmp_path / "run")
@@ -192,19 +192,15 @@ def test_seed_in_a_fleet_equals_its_run_alone(tmp_path: Path) -> None:
         assert whole and all((a == b).all() for a, b in zip(whole, numbers(theirs.counters), strict=True))
 
 
-def test_storm_of_one_seed_does_not_change_a_bit_of_the_others(
-    struck: tuple[TrainingLoop, Result], healthy: tuple[TrainingLoop, Result]
-) -> None:
+def test_storm_of_one_seed_does_not_change_a_bit_of_the_others(struck: Trained, healthy: Trained) -> None:
     """In every row and parameter, compared with the same program without the storm."""
     (_, result), (_, spared) = struck, healthy
     for seed in (0, 2):
-        ours, theirs = result.seeds[seed], spared.seeds[seed]
-        assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
-        assert_same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
-    assert of_learning(result.seeds[1].run_dir) != of_learning(spared.seeds[1].run_dir)
+        assert_same_run(result.seeds[seed], spared.seeds[seed])
+    assert rows(result.seeds[1].run_dir) != rows(spared.seeds[1].run_dir)
 
 
-def test_only_the_seed_with_the_storm_is_rolled_back_and_gets_the_remedy(struck: tuple[TrainingLoop, Result]) -> None:
+def test_only_the_seed_with_the_storm_is_rolled_back_and_gets_the_remedy(struck: Trained) -> None:
     fleet, result = struck
     assert result.stop_reason is StopReason.completed
     rollbacks = [fleet.seeds[seed].host.attempts.count for seed in range(3)]
@@ -224,8 +220,7 @@ def test_storm_that_stays_ends_only_its_seed_by_name_and_says_how_to_resume_it_a
     every = {"every": 2, "asynchronous": False}
     config = together(fault=storm(iterations=None), supervise=supervise, checkpoint=every, logging={"console": "plain"})
     result = TrainingLoop(config, "run").run()
-    endings = [own.stop_reason for own in result.seeds]
-    assert endings == [StopReason.completed, StopReason.physics_unstable, StopReason.completed]
+    assert endings(result) == ["completed", "physics_unstable", "completed"]
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.physics_unstable, 5)
     assert result.seeds[1].step == 6 * ITERATION
     said = capsys.readouterr().out
@@ -236,11 +231,7 @@ def test_storm_that_stays_ends_only_its_seed_by_name_and_says_how_to_resume_it_a
 def test_remedy_that_needs_another_program_ends_only_its_seed(tmp_path: Path) -> None:
     config = together(fault=storm(iterations=None), remedies=["raise_precision"], ladder={"enabled": True})
     result = TrainingLoop(config, tmp_path).run()
-    assert [own.stop_reason for own in result.seeds] == [
-        StopReason.completed,
-        StopReason.needs_own_program,
-        StopReason.completed,
-    ]
+    assert endings(result) == ["completed", "needs_own_program", "completed"]
     left = read_result(tmp_path / "seed-1")
     assert left is not None
     assert (left["exit_code"], left["rollbacks"]) == (11, 0)
@@ -248,9 +239,7 @@ def test_remedy_that_needs_another_program_ends_only_its_seed(tmp_path: Path) ->
     assert read_result(tmp_path)["stop_reason"] == "needs_own_program"  # type: ignore[index]
 
 
-def test_fleet_that_is_stopped_and_resumed_ends_in_the_same_bits(
-    healthy: tuple[TrainingLoop, Result], tmp_path: Path
-) -> None:
+def test_fleet_that_is_stopped_and_resumed_ends_in_the_same_bits(healthy: Trained, tmp_path: Path) -> None:
     _, whole = healthy
 
     def stop(step: int, _: Any) -> bool:
@@ -262,8 +251,7 @@ def test_fleet_that_is_stopped_and_resumed_ends_in_the_same_bits(
     again = TrainingLoop(together(resume=str(tmp_path)), tmp_path).run()
     assert again.stop_reason is StopReason.completed
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
-        assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
-        assert_same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
+        assert_same_run(ours, theirs)
 
 
 def test_callback_gets_the_rows_of_each_seed_and_can_end_the_run(tmp_path: Path) -> None:
@@ -278,7 +266,7 @@ def test_callback_gets_the_rows_of_each_seed_and_can_end_the_run(tmp_path: Path)
     assert {(own.stop_reason, own.step) for own in result.seeds} == {(StopReason.stopped, 2 * ITERATION)}
 
 
-def test_folder_of_a_fleet_is_used_by_one_process(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
+def test_folder_of_a_fleet_is_used_by_one_process(healthy: Trained, tmp_path: Path) -> None:
     used = pytest.raises(ConfigError, match=r"seed-0 is in use by process")
     with contextlib.closing(TrainingLoop(together(), tmp_path)), used:
         TrainingLoop(together(resume="auto"), tmp_path)
@@ -295,31 +283,21 @@ def test_seed_that_has_ended_stays_ended_when_the_fleet_is_resumed(tmp_path: Pat
         return step == 8 * ITERATION
 
     first = TrainingLoop(config, tmp_path, stop).run()
-    assert [own.stop_reason for own in first.seeds] == [
-        StopReason.stopped,
-        StopReason.physics_unstable,
-        StopReason.stopped,
-    ]
+    assert endings(first) == ["stopped", "physics_unstable", "stopped"]
     left = (tmp_path / "seed-1" / "result.json").read_text()
     again = TrainingLoop(config.model_copy(update={"resume": str(tmp_path)}), tmp_path).run()
-    assert [own.stop_reason for own in again.seeds] == [
-        StopReason.completed,
-        StopReason.physics_unstable,
-        StopReason.completed,
-    ]
+    assert endings(again) == ["completed", "physics_unstable", "completed"]
     assert (again.stop_reason, again.seeds[1].step) == (StopReason.physics_unstable, 6 * ITERATION)
     assert (tmp_path / "seed-1" / "result.json").read_text() == left
     whole = TrainingLoop(config, tmp_path / "whole").run()
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
-        assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
+        assert rows(ours.run_dir) == rows(theirs.run_dir)
     for seed in (0, 2):
         ours, theirs = again.seeds[seed], whole.seeds[seed]
         assert_same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
 
 
-def test_fleet_whose_seeds_have_all_ended_trains_nothing_on_resume(
-    struck: tuple[TrainingLoop, Result], tmp_path: Path
-) -> None:
+def test_fleet_whose_seeds_have_all_ended_trains_nothing_on_resume(struck: Trained, tmp_path: Path) -> None:
     """A rollback left one seed with more rows than its step count says."""
     _, result = struck
     shutil.copytree(result.run_dir, tmp_path / "run")
@@ -327,10 +305,10 @@ def test_fleet_whose_seeds_have_all_ended_trains_nothing_on_resume(
     assert again.stop_reason is StopReason.completed
     assert [own.step for own in again.seeds] == [10 * ITERATION] * 3
     for ours, theirs in zip(again.seeds, result.seeds, strict=True):
-        assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
+        assert rows(ours.run_dir) == rows(theirs.run_dir)
 
 
-def test_seed_with_an_older_checkpoint_catches_up_first(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
+def test_seed_with_an_older_checkpoint_catches_up_first(healthy: Trained, tmp_path: Path) -> None:
     """As after a kill: the last checkpoint of seed 1 is of its fifth iteration, the others are at their eighth."""
     _, whole = healthy
 
@@ -345,8 +323,7 @@ def test_seed_with_an_older_checkpoint_catches_up_first(healthy: tuple[TrainingL
     again = TrainingLoop(together(resume="auto"), tmp_path).run()
     for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
         assert (ours.stop_reason, ours.step) == (StopReason.completed, 10 * ITERATION)
-        assert of_learning(ours.run_dir) == of_learning(theirs.run_dir)
-        assert_same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
+        assert_same_run(ours, theirs)
 
 
 def test_error_of_one_seed_ends_only_that_seed(
@@ -363,7 +340,7 @@ def test_error_of_one_seed_ends_only_that_seed(
 
     monkeypatch.setattr(loop, "finish_iteration", fail)
     result = TrainingLoop(together(), tmp_path).run()
-    assert [own.stop_reason for own in result.seeds] == [StopReason.completed, StopReason.error, StopReason.completed]
+    assert endings(result) == ["completed", "error", "completed"]
     assert (result.stop_reason.exit_code, len(asked)) == (1, 3)
     assert "the disk of this one is on fire" in capsys.readouterr().err
     errors = [event for event in lines(tmp_path / "seed-1" / "events.jsonl") if event["kind"] == "error"]
@@ -395,7 +372,7 @@ def test_resume_with_another_number_of_seeds_is_an_error(
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_resume_that_leaves_out_a_seed_is_an_error(healthy: tuple[TrainingLoop, Result], tmp_path: Path) -> None:
+def test_resume_that_leaves_out_a_seed_is_an_error(healthy: Trained, tmp_path: Path) -> None:
     _, result = healthy
     shutil.copytree(result.run_dir, tmp_path / "run")
     left = (tmp_path / "run" / "config.yaml").read_text()
@@ -418,11 +395,7 @@ def test_seed_at_another_precision_ends_and_the_others_continue(tmp_path: Path) 
     alone.single.saving.save(alone.single.state, None)
     finish_seed(alone.single, StopReason.interrupted)
     result = TrainingLoop(together(resume="auto", ladder={"enabled": True}), tmp_path).run()
-    assert [own.stop_reason for own in result.seeds] == [
-        StopReason.completed,
-        StopReason.needs_own_program,
-        StopReason.completed,
-    ]
+    assert endings(result) == ["completed", "needs_own_program", "completed"]
     assert "resume=" in read_result(tmp_path / "seed-1")["advice"]  # type: ignore[index]
 
 
@@ -528,11 +501,7 @@ def test_out_of_memory_while_training_takes_all_seeds_back_to_a_smaller_plan(
     supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
     config = together(fault=storm(iterations=None), supervise=supervise, devices=devices)
     result = TrainingLoop(config, tmp_path).run()
-    assert [own.stop_reason for own in result.seeds] == [
-        StopReason.completed,
-        StopReason.physics_unstable,
-        StopReason.completed,
-    ]
+    assert endings(result) == ["completed", "physics_unstable", "completed"]
     plans = {
         seed: [event["plan"] for event in lines(tmp_path / f"seed-{seed}" / "events.jsonl") if "plan" in event]
         for seed in range(3)

@@ -38,14 +38,17 @@ def recorded_steps(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in (folder / "episodes").glob("*.html"))
 
 
+Recorded = tuple[Path, TrainingLoop]
+
+
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingLoop]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     folder = tmp_path_factory.mktemp("recorded") / "run"
     return folder, trained(folder, config(2))
 
 
 def test_every_second_evaluation_is_recorded_in_a_page_of_the_configured_length(
-    recorded: tuple[Path, TrainingLoop],
+    recorded: Recorded,
 ) -> None:
     folder, _ = recorded
     assert recorded_steps(folder) == [128, 256]
@@ -56,14 +59,12 @@ def test_every_second_evaluation_is_recorded_in_a_page_of_the_configured_length(
     assert [event["file"] for event in events(folder, "episode_recorded")] == ["episodes/128.html", "episodes/256.html"]
 
 
-def test_report_at_the_end_of_a_run_links_its_last_recording(recorded: tuple[Path, TrainingLoop]) -> None:
+def test_report_at_the_end_of_a_run_links_its_last_recording(recorded: Recorded) -> None:
     text = (recorded[0] / "report.html").read_text()
     assert text.index('href="episodes/256.html">step 256<') < text.index('href="episodes/128.html"')
 
 
-def test_training_computes_the_same_numbers_with_and_without_recordings(
-    recorded: tuple[Path, TrainingLoop], tmp_path: Path
-) -> None:
+def test_training_computes_the_same_numbers_with_and_without_recordings(recorded: Recorded, tmp_path: Path) -> None:
     without = trained(tmp_path / "run", config(0))
     assert not (tmp_path / "run" / "episodes").exists()
     assert_same(recorded[1].single.state, without.single.state)

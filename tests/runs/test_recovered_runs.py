@@ -89,8 +89,11 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+Whole = Callable[[str], Path]
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """The folder of an uninterrupted run."""
 
     @functools.cache
@@ -124,7 +127,7 @@ def incidents(folder: Path) -> list[str]:
     ],
 )
 def test_run_in_parts_ends_in_the_same_bits_as_the_whole_run(
-    tmp_path: Path, whole: Callable[[str], Path], name: str, cuts: tuple[int, ...]
+    tmp_path: Path, whole: Whole, name: str, cuts: tuple[int, ...]
 ) -> None:
     """Each part stops at a row; the state of a storm is not saved, so that the next part starts before it."""
     for cut in cuts:
@@ -147,7 +150,7 @@ def test_run_in_parts_ends_in_the_same_bits_as_the_whole_run(
 # --- storms
 
 
-def test_storm_is_survived_by_two_attempts_and_a_remedy_that_is_taken_back(whole: Callable[[str], Path]) -> None:
+def test_storm_is_survived_by_two_attempts_and_a_remedy_that_is_taken_back(whole: Whole) -> None:
     folder = whole("storm")
     left = result(folder)
     assert (left["stop_reason"], left["step"], left["rollbacks"]) == ("completed", 20 * ITERATION, 2)
@@ -220,7 +223,7 @@ def test_without_the_return_watch_a_collapsed_policy_is_lost(tmp_path: Path, off
 
 
 def test_collapse_is_confirmed_rolled_back_to_the_best_state_and_the_critic_refitted(
-    whole: Callable[[str], Path],
+    whole: Whole,
 ) -> None:
     folder = whole("collapse")
     left = result(folder)
@@ -239,7 +242,7 @@ def test_collapse_is_confirmed_rolled_back_to_the_best_state_and_the_critic_refi
     assert all(row["training/learning_rate"] > 0.0 for row in after[10:])
 
 
-def test_lagging_critic_learns_faster_until_the_remedy_is_taken_back(whole: Callable[[str], Path]) -> None:
+def test_lagging_critic_learns_faster_until_the_remedy_is_taken_back(whole: Whole) -> None:
     folder = whole("lagging critic")
     remedied = ["50: critic_behind: scale_critic_rate 10", "55: scale_critic_rate 10 taken back"]
     assert story(folder) == [*remedied, "60: fall of the return refuted"]
@@ -292,7 +295,7 @@ def dtypes(folder: Path) -> set[str]:
     return {str(array.dtype) for array in checkpoint(folder)[0].values()}
 
 
-def test_storm_that_float64_cures_raises_the_precision_and_completes(whole: Callable[[str], Path]) -> None:
+def test_storm_that_float64_cures_raises_the_precision_and_completes(whole: Whole) -> None:
     """On a CPU all levels except x64 give the same products."""
     folder = whole("precision")
     assert story(folder) == [
@@ -340,7 +343,7 @@ def test_each_precision_compiles_once(tmp_path: Path, capsys: pytest.CaptureFixt
 # --- incidents and signs
 
 
-def test_run_saves_one_incident_per_window_with_environment_step_and_cause(whole: Callable[[str], Path]) -> None:
+def test_run_saves_one_incident_per_window_with_environment_step_and_cause(whole: Whole) -> None:
     folder = whole("incidents")
     told = events(folder, "incident")
     assert sorted(Path(event["path"]).name for event in told) == incidents(folder)
@@ -363,7 +366,7 @@ def test_checkpoint_does_not_depend_on_whether_incidents_are_on(tmp_path: Path) 
     assert train(tmp_path, resume="auto", **off).history[-1]["step"] == 6 * ITERATION
 
 
-def test_sign_of_trouble_is_an_event_and_stands_in_the_result_and_on_the_page(whole: Callable[[str], Path]) -> None:
+def test_sign_of_trouble_is_an_event_and_stands_in_the_result_and_on_the_page(whole: Whole) -> None:
     folder = whole("steps shortened")
     (event,) = [event for event in events(folder, "sign") if event["sign"] == "policy_steps_shortened"]
     assert event["step"] == 50 * ITERATION

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -41,11 +40,6 @@ class Child:
         return self.process.returncode, output
 
 
-@pytest.fixture
-def child() -> Callable[[str], Child]:
-    return Child
-
-
 LISTENING = """
 with Signals(owns_process={hard}) as signals:
     ready()
@@ -59,10 +53,8 @@ with Signals(owns_process={hard}) as signals:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("hard", [True, False])
-def test_first_signal_is_received_and_interrupts_nothing(
-    child: Callable[[str], Child], number: int, hard: bool
-) -> None:
-    assert child(LISTENING.format(hard=hard)).ends(number) == (7, f"received {int(number)}\n")
+def test_first_signal_is_received_and_interrupts_nothing(number: int, hard: bool) -> None:
+    assert Child(LISTENING.format(hard=hard)).ends(number) == (7, f"received {int(number)}\n")
 
 
 STUBBORN = """
@@ -73,8 +65,8 @@ with Signals(owns_process={hard}) as signals:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_second_signal_ends_the_process_at_once_during_native_work(child: Callable[[str], Child], number: int) -> None:
-    process = child(STUBBORN.format(hard=True, work="work()")).process
+def test_second_signal_ends_the_process_at_once_during_native_work(number: int) -> None:
+    process = Child(STUBBORN.format(hard=True, work="work()")).process
     while process.poll() is None:  # signals in quick succession count as one
         process.send_signal(number)
         time.sleep(0.1)
@@ -82,18 +74,18 @@ def test_second_signal_ends_the_process_at_once_during_native_work(child: Callab
 
 
 @pytest.mark.parametrize("hard", [True, False])
-def test_closed_terminal_that_sends_two_signals_stops_the_run_once(child: Callable[[str], Child], hard: bool) -> None:
+def test_closed_terminal_that_sends_two_signals_stops_the_run_once(hard: bool) -> None:
     body = """
 with Signals(owns_process={hard}) as signals:
     ready()
     time.sleep(2.0)
     print("saved", signals.received, flush=True)
 """
-    sent = child(body.format(hard=hard))
+    sent = Child(body.format(hard=hard))
     assert sent.ends(signal.SIGHUP, signal.SIGHUP) == (0, f"saved {int(signal.SIGHUP)}\n")
 
 
-def test_second_signal_in_a_process_of_the_user_raises_keyboard_interrupt(child: Callable[[str], Child]) -> None:
+def test_second_signal_in_a_process_of_the_user_raises_keyboard_interrupt() -> None:
     """In a notebook Ctrl-C must stay an exception."""
     body = """
 try:
@@ -107,13 +99,13 @@ try:
 except KeyboardInterrupt:
     print("theirs", signals.received, flush=True)
 """
-    sent = child(body)
+    sent = Child(body)
     sent.process.send_signal(signal.SIGINT)
     assert sent.stdout.readline() == "heard\n"
     assert sent.ends(signal.SIGINT) == (0, "theirs 2\n")
 
 
-def test_signal_during_native_work_is_handled_by_another_thread(child: Callable[[str], Child]) -> None:
+def test_signal_during_native_work_is_handled_by_another_thread() -> None:
     body = """
 def leave():
     print("saved", signals.received, flush=True)
@@ -124,10 +116,10 @@ with Signals(owns_process=True) as signals:
         ready()
         work()
 """
-    assert child(body).ends(signal.SIGTERM) == (9, "saved 15\n")
+    assert Child(body).ends(signal.SIGTERM) == (9, "saved 15\n")
 
 
-def test_signal_before_the_native_work_ends_the_process_when_the_work_starts(child: Callable[[str], Child]) -> None:
+def test_signal_before_the_native_work_ends_the_process_when_the_work_starts() -> None:
     body = """
 def leave():
     print("left", flush=True)
@@ -143,12 +135,10 @@ with Signals(owns_process=True) as signals:
     with signals.exit_handler(leave):
         print("never", flush=True)
 """
-    assert child(body).ends(signal.SIGTERM) == (9, "heard\nleft\n")
+    assert Child(body).ends(signal.SIGTERM) == (9, "heard\nleft\n")
 
 
-def test_handler_of_a_scheduler_is_called_after_the_run_has_saved(
-    child: Callable[[str], Child],
-) -> None:
+def test_handler_of_a_scheduler_is_called_after_the_run_has_saved() -> None:
     """Like submitit: SIGUSR2 puts the job back into the queue and exits, SIGTERM is ignored."""
     body = """
 def requeue(number, frame):
@@ -163,20 +153,20 @@ with Signals(owns_process=True) as signals:
         time.sleep(0.05)
     print("saving", flush=True)
 """
-    sent = child(body)
+    sent = Child(body)
     sent.process.send_signal(signal.SIGTERM)
     assert sent.stdout.readline() == "ignored\n"
     assert sent.ends(signal.SIGUSR2) == (3, "saving\nrequeued 12\n")
 
 
 @pytest.mark.parametrize("hard", [True, False])
-def test_signal_that_the_process_was_started_to_ignore_stays_ignored(child: Callable[[str], Child], hard: bool) -> None:
+def test_signal_that_the_process_was_started_to_ignore_stays_ignored(hard: bool) -> None:
     """A shell script starts background jobs with SIGINT ignored; SIGTERM still ends them."""
     ignoring = "signal.signal(signal.SIGINT, signal.SIG_IGN)" + LISTENING.format(hard=hard)
-    assert child(ignoring).ends(signal.SIGINT, signal.SIGINT, signal.SIGTERM) == (7, "received 15\n")
+    assert Child(ignoring).ends(signal.SIGINT, signal.SIGINT, signal.SIGTERM) == (7, "received 15\n")
 
 
-def test_signals_are_not_handled_outside_the_main_thread(child: Callable[[str], Child]) -> None:
+def test_signals_are_not_handled_outside_the_main_thread() -> None:
     body = """
 def other():
     with Signals(owns_process=True) as signals:
