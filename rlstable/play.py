@@ -13,8 +13,10 @@ import hashlib
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,12 +27,34 @@ import numpy as np
 
 _FRAMES_PER_SECOND, _WIDTH, _HEIGHT = 30, 640, 480
 _PUSH_EVERY = 3.0  # seconds
+_PATIENCE = 60.0  # seconds for reading a model; a sixth for a policy's first action
+_MOST_STEPS, _MOST_COUNT = 10_000_000, 10_000  # actions of an episode; repetitions, histories and delays
+_MEMORY = 64 * 2**30  # bytes that a model or a policy may ask for
+# Another process reads a model first, because a damaged one, or one that attaches itself, ends the process.
+_TRIAL = """
+import resource, sys, mujoco
+path, memory = sys.argv[1], int(sys.argv[2])
+try:
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+except (ValueError, OSError):
+    pass  # macOS has no such limit
+mujoco.set_mju_user_warning(lambda _: None)  # MuJoCo would write a file
+try:
+    model = mujoco.MjModel.from_binary_path(path) if path.endswith(".mjb") else mujoco.MjSpec.from_file(path).compile()
+    mujoco.mj_step(model, mujoco.MjData(model))
+except Exception as error:
+    print(" ".join(str(error).split()) or type(error).__name__)
+    sys.exit(3)
+"""
 _EXAMPLES = """
 examples:
   rlstable play policy.onnx robot.xml --command "0.5 0 0" --video walk.mp4
   rlstable play policy.onnx robot.xml --delay 2 --friction 0.8 --push 0.5
   python play.py policy.onnx robot.xml --viewer
 """
+
+
+_DIVERGED = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 
 
 class Refused(Exception):
@@ -63,6 +87,7 @@ def load_policy(path: Path) -> tuple[Policy, dict[str, Any]]:
         raise Refused("play needs onnxruntime, which is not installed; pip install onnxruntime") from None
     if not path.is_file():
         raise Refused(f"there is no file {path}; rlstable export writes policy.onnx")
+    onnxruntime.set_default_logger_severity(4)  # errors are exceptions, which become one line
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no public class of its errors
@@ -73,17 +98,72 @@ def load_policy(path: Path) -> tuple[Policy, dict[str, Any]]:
 
     contract: dict[str, Any] = {key: _parsed(text) for key, text in texts.items()}
     contract["root_body"] = texts["root_body"]  # a name may look like a number
+    _check_counts(contract)
+    _check_first_action(session, onnxruntime.RunOptions())
     return Policy(session, contract["memory"]["size"] if "memory" in contract else None), contract
+
+
+def _check_counts(contract: Mapping[str, Any]) -> None:
+    """Refuses numbers with which an episode would never end."""
+    terms = contract["observations"]
+    counts = [contract["decimation"], contract["action_repeat"], contract["observation"]["history"]]
+    counts += [term["history"] for term in terms]
+    delays = [contract["action_delay"]["least"], *(term["delay"]["least"] for term in terms)]
+    for number in (*counts, *(delay + 1 for delay in delays)):
+        if not (isinstance(number, int) and 1 <= number <= _MOST_COUNT):
+            raise Refused(
+                f"the contract has {number} repetitions, histories or delays; 1 to {_MOST_COUNT:,} are played"
+            )
+    if not 0.0 < contract["control_dt"] < math.inf:
+        raise Refused(f"the contract has a control step of {contract['control_dt']} s, which must be positive")
+
+
+def _check_first_action(session: Any, options: Any) -> None:
+    """Refuses a graph that does not end, or that wants more memory than there is."""
+    inputs = {one.name: np.zeros([1, *one.shape[1:]], np.float32) for one in session.get_inputs()}
+    timer = threading.Timer(_PATIENCE / 6, lambda: setattr(options, "terminate", True))
+    timer.start()
+    try:
+        session.run(None, inputs, options)
+    except Exception as error:
+        raise Refused(f"the policy does not act: {_line(error)[:300]}") from None
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def _limited_memory() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _try(path: Path, hint: str) -> None:
+    """Reads a model in another process; refuses one that crashes, fails or does not end."""
+    command = [sys.executable, "-P", "-c", _TRIAL, str(path.absolute()), str(_MEMORY)]
+    try:
+        tried = subprocess.run(command, cwd=path.absolute().parent, capture_output=True, text=True, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise Refused(f"{path} cannot be read within {_PATIENCE:.0f} s") from None
+    if tried.returncode < 0:
+        raise Refused(f"{path} crashes MuJoCo: it is damaged, or attaches itself")
+    if tried.returncode:
+        raise Refused(f"{path} cannot be read: {tried.stdout.strip()[:300]}{hint}")
 
 
 def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False) -> mujoco.MjModel:
     """The model as training has used it, from the user's own file or from the exported `robot.mjb`."""
     if not path.is_file():
         raise Refused(f"there is no file {path}; give the file that was trained on, or robot.mjb, which export writes")
+    hint = "" if path.suffix == ".mjb" else "; try robot.mjb, which export writes"
+    _try(path, hint)
     try:
         own = mujoco.MjModel.from_binary_path(str(path)) if path.suffix == ".mjb" else _completed(path, contract)
     except (ValueError, mujoco.FatalError) as error:
-        hint = "" if path.suffix == ".mjb" else "; try robot.mjb, which export writes"
         raise Refused(f"{path} cannot be read: {_line(error)}{hint}") from None
     content = np.empty(mujoco.mj_sizeModel(own), np.uint8)
     mujoco.mj_saveModel(own, None, content)
@@ -189,8 +269,14 @@ class Loop:
             stays = np.float32(self.contract["action_filter"])
             self._filtered = stays * self._filtered + (1 - stays) * self.actions[self._delay]
             self.data.ctrl[:] = np.clip(self._home + self._scale * self._filtered, self._low, self._high)
+            if not np.isfinite(self.data.ctrl).all():
+                raise Refused(
+                    f"the controls of step {self.steps + 1} are not finite: the policy or its contract is bad"
+                )
             mujoco.mj_step(self.model, self.data, nstep=self.contract["decimation"])
             self.steps += 1
+            if any(self.data.warning[kind].number for kind in _DIVERGED):
+                raise Refused(f"the physics of step {self.steps} is not finite: the robot's simulation has diverged")
             self._stack.append(self._frame())
         self.data.xfrc_applied[self.root] = 0.0
 
@@ -526,12 +612,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         args = _arguments(argv)
         if args.video and sys.platform == "linux" and "MUJOCO_GL" not in os.environ:
             _restart_offscreen()
-        policy, contract = load_policy(args.policy)
+        mujoco.set_mju_user_warning(lambda _: None)  # MuJoCo would write a file into the current folder
+        with _limited_memory():
+            policy, contract = load_policy(args.policy)
         model = load_model(args.model or args.policy.with_name("robot.mjb"), contract, args.any_model)
         model.geom_friction *= args.friction
         model.pair_friction *= args.friction
         period = contract["control_dt"] * contract["action_repeat"]
-        steps = max(1, round(args.seconds / period) if args.steps is None else args.steps)
+        wanted = args.seconds / period if args.steps is None else args.steps
+        if wanted > _MOST_STEPS:
+            raise Refused(f"--seconds: {wanted:,.0f} actions are too many; at most {_MOST_STEPS:,} are played")
+        steps = max(1, round(wanted))
         if args.commands:
             commands = random_commands(contract, args.commands)
             loops = (Loop(model, contract, policy, command, args.delay) for command in commands)
@@ -548,6 +639,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 lines = report(play(loop, steps, args.push, watchers))
     except Refused as error:
         print(f"rlstable: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:  # of MuJoCo, onnxruntime or a contract that something else has changed
+        text = f"{type(error).__name__}: {_line(error)[:300]}"
+        print(f"rlstable: the policy or the model is damaged, or not of this version of play: {text}", file=sys.stderr)
         sys.exit(2)
     print("\n".join(lines + ([f"film {args.video}"] if args.video else [])))
 
@@ -586,6 +681,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("steps", "seconds", "delay", "friction", "push", "commands"):
         if not 0 <= (getattr(args, name) or 0) < math.inf:
             parser.error(f"argument --{name}: {getattr(args, name)} must be a number of at least 0")
+    for name in ("delay", "commands"):
+        if (getattr(args, name) or 0) > _MOST_COUNT:
+            parser.error(f"argument --{name}: {getattr(args, name)} must be at most {_MOST_COUNT:,}")
     if args.commands and (args.command or args.qpos or args.video or args.viewer):
         parser.error("argument --commands: leave out --command, --qpos, --video and --viewer")
     return args

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import io
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -20,29 +23,85 @@ from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.robot import DESCRIPTIONS
 from rlstable.config.schema import first_line
-from rlstable.io.files import read
+from rlstable.io.files import one_line, read
 
 _MAIN_URDF = "robot.urdf"
+_PATIENCE = 60.0  # seconds for reading a model
+_MEMORY = 64 * 2**30  # bytes that reading a model may ask for
+_LARGEST = 2**29  # bytes of an unpacked model; an archive of 1 MB may hold 50 MB more than 16
+_GROWTH, _ALWAYS = 50, 2**24
+_STEPS = (1e-6, 1.0)  # seconds, least and greatest time step
+# Attributes of MJCF that name a file or a folder by an absolute path.
+_ABSOLUTE = re.compile(rb'\b(file|meshdir|texturedir|assetdir)(\s*=\s*)"(/[^"]*)"')
+# Another process reads a file first, because MuJoCo ends the process for some, such as one that attaches itself.
+_TRIAL = """
+import resource, sys, mujoco
+try:
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
+except (ValueError, OSError):
+    pass  # macOS has no such limit
+mujoco.set_mju_user_warning(lambda _: None)  # MuJoCo would write a file
+try:
+    text = sys.stdin.read()
+    (mujoco.MjSpec.from_string(text) if text else mujoco.MjSpec.from_file(sys.argv[1])).compile()
+except Exception as error:
+    print(" ".join(str(error).split())[:300] or type(error).__name__)
+    sys.exit(3)
+"""
 
 
 @contextlib.contextmanager
 def opened(xml: str) -> Iterator[mujoco.MjSpec]:
     """The editable model of `env.xml`; it can be compiled within the context. A ConfigError if it cannot be read."""
     with contextlib.ExitStack() as stack:
-        path = _located(xml)
+        path, folder = _located(xml), None
         if path.suffix == ".zip":
-            path = _unpacked(path, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())).resolve()
+            path = _unpacked(path, folder)
         try:
             urdf = _urdf(path)
-            if urdf is None:
-                spec = mujoco.MjSpec.from_file(str(path))
-            else:
-                spec = mujoco.MjSpec.from_string(_text(urdf, _meshes(urdf, path)))
+            text = "" if urdf is None else _text(urdf, _meshes(urdf, path))
+            if unreadable := _tried(str(path), path.stat().st_mtime_ns, text):
+                raise ConfigError(f"env.xml: {xml} {unreadable}")
+            outside = [] if folder is None else [file for file in _needed(path) if not file.is_relative_to(folder)]
+            if outside:
+                raise ConfigError(f"env.xml: {xml} needs {outside[0]}, which is not in it; give the model's own file")
+            spec = mujoco.MjSpec.from_string(text) if text else mujoco.MjSpec.from_file(str(path))
+            _check_names(spec, xml)
         except ConfigError:
             raise
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise ConfigError(f"env.xml: {xml} cannot be read: {' '.join(str(error).split())[:300]}") from None
         yield spec
+
+
+@functools.lru_cache(maxsize=64)
+def _tried(path: str, _: int, text: str) -> str | None:
+    """Why another process could not compile a model, as words after its name; None if it could."""
+    command = [sys.executable, "-P", "-c", _TRIAL, path, str(_MEMORY)]
+    try:
+        tried = subprocess.run(
+            command, cwd=tempfile.gettempdir(), input=text, capture_output=True, text=True, timeout=_PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        return f"cannot be read within {_PATIENCE:.0f} s; make it smaller"
+    if tried.returncode < 0:
+        return "crashes MuJoCo; it may be damaged, attach or include itself, or need too much memory"
+    return f"cannot be read: {tried.stdout.strip()}" if tried.returncode else None
+
+
+def _check_names(spec: mujoco.MjSpec, xml: str) -> None:
+    """Refuses names that are not UTF-8, and time steps with which no simulation makes sense."""
+    try:
+        _ = [element.name for kind in (spec.bodies, spec.joints, spec.geoms, spec.sites) for element in kind]
+    except UnicodeDecodeError:
+        raise ConfigError(f"env.xml: {xml} has names that are not UTF-8; save the file as UTF-8") from None
+    low, high = _STEPS
+    if not low <= spec.option.timestep <= high:
+        raise ConfigError(
+            f"env.xml: {xml} has a time step of {spec.option.timestep:g} s; set timestep of <option> between {low:g} "
+            f"and {high:g}"
+        )
 
 
 def bundle(xml: str) -> bytes:
@@ -52,16 +111,22 @@ def bundle(xml: str) -> bytes:
         return read(path)
     urdf = _urdf(path)
     if urdf is None:
-        found = [Path(name) for name in mujoco.mju_getXMLDependencies(str(path))]
-        files = {file: file.read_bytes() for one in (path, *found) if (file := one.resolve()).is_file()}
+        files = {file: file.read_bytes() for file in _needed(path) if file.is_file()}
         root = Path(os.path.commonpath([file.parent for file in files]))
-        contents = {str(file.relative_to(root)): content for file, content in files.items()}
+        contents = {str(file.relative_to(root)): _relative(content, path.resolve()) for file, content in files.items()}
         return _archive(str(path.resolve().relative_to(root)), contents)
     meshes = _meshes(urdf, path)
     names = {mesh: f"meshes/{i}_{mesh.name}" for i, mesh in enumerate(sorted({*meshes.values()}))}
     renamed = {name: PurePosixPath(names[mesh]) for name, mesh in meshes.items()}
     contents = {name: mesh.read_bytes() for mesh, name in names.items()}
     return _archive(_MAIN_URDF, {_MAIN_URDF: _text(urdf, renamed).encode(), **contents})
+
+
+def _needed(path: Path) -> list[Path]:
+    """A model file and all files that it names."""
+    urdf = _urdf(path)
+    names = mujoco.mju_getXMLDependencies(str(path)) if urdf is None else _meshes(urdf, path).values()
+    return [path.resolve(), *(Path(name).resolve() for name in names)]
 
 
 def _archive(main: str, contents: dict[str, bytes]) -> bytes:
@@ -74,14 +139,41 @@ def _archive(main: str, contents: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+def _relative(content: bytes, main: Path) -> bytes:
+    """A file of a model with paths relative to the main file, so that the copy does not read the user's files."""
+    if not content.lstrip().startswith(b"<"):
+        return content
+
+    def shorter(match: re.Match[bytes]) -> bytes:
+        relative = os.path.relpath(os.path.realpath(os.fsdecode(match[3])), main.parent)
+        return match[1] + match[2] + b'"' + os.fsencode(relative) + b'"'
+
+    return _ABSOLUTE.sub(shorter, content)
+
+
 def _unpacked(path: Path, folder: Path) -> Path:
-    """Extracts an archive of `bundle`; returns the path of the main file."""
+    """Extracts an archive of `bundle`; returns the path of the main file.
+
+    Raises `ConfigError` if the archive is damaged or too large.
+    """
+    content = read(path)
     try:
-        with zipfile.ZipFile(io.BytesIO(read(path))) as archive:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+            if size > min(_LARGEST, _ALWAYS + _GROWTH * len(content)):
+                raise ConfigError(f"env.xml: {path} would unpack to {size / 2**20:,.0f} MiB; it is not unpacked")
             archive.extractall(folder)
-            return folder / archive.getinfo(archive.comment.decode()).filename
-    except (zipfile.BadZipFile, OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"env.xml: {path} is not a model that a run has saved: {first_line(error)}") from None
+            main = (folder / archive.getinfo(archive.comment.decode()).filename).resolve()
+            if not main.is_relative_to(folder):
+                raise ValueError("its main file is outside of it")
+            return main
+    except ConfigError:
+        raise
+    except Exception as error:  # zipfile raises many kinds for damaged archives
+        raise ConfigError(
+            f"env.xml: {path}, the copy of the model that a run keeps, is damaged: {one_line(error)}; copy it from a "
+            "backup, or give the model's own file in env.xml"
+        ) from None
 
 
 def _located(xml: str) -> Path:

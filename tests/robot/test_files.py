@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -215,10 +216,73 @@ def test_changed_mesh_changes_the_copy(tmp_path: Path) -> None:
     assert files.bundle(str(path)) != before
 
 
-def test_archive_that_no_run_has_saved_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["name", "size", "comment", "content", "all"])
+def test_damaged_copy_is_one_line_that_does_not_blame_the_users_file(place: str, tmp_path: Path) -> None:
+    content = bytearray(files.bundle(str(including(tmp_path))))
+    at = {"name": 32, "size": content.index(b"PK\x01\x02") + 24, "comment": -1, "content": 60, "all": 0}[place]
     path = tmp_path / "model.zip"
-    path.write_bytes(b"nothing")
-    assert mistake(path).startswith(f"env.xml: {path} is not a model that a run has saved")
+    content[at] ^= 0x55
+    path.write_bytes(b"nothing" if place == "all" else content)
+    assert mistake(path).startswith(f"env.xml: {path}, the copy of the model that a run keeps, is damaged: ")
+
+
+def archive(path: Path, main: str, **entries: str | int) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, content in entries.items():
+            made.writestr(name.replace("_xml", ".xml"), bytes(content) if isinstance(content, int) else content)
+        made.comment = main.encode()
+    return path
+
+
+def test_copy_that_would_fill_the_disk_is_not_unpacked(tmp_path: Path) -> None:
+    path = archive(tmp_path / "model.zip", "robot.xml", robot_xml=INCLUDING, filler=2**26)
+    assert mistake(path) == f"env.xml: {path} would unpack to 64 MiB; it is not unpacked"
+
+
+def test_copy_reads_no_file_outside_of_it(tmp_path: Path) -> None:
+    mesh = BIPED / "meshes" / "wedge.obj"
+    outside = INCLUDING.replace('<include file="parts/meshes.xml"/>', f'<asset><mesh file="{mesh}"/></asset>')
+    path = archive(tmp_path / "model.zip", "robot.xml", robot_xml=outside)
+    assert mistake(path) == f"env.xml: {path} needs {mesh}, which is not in it; give the model's own file"
+    main = tmp_path / "main.xml"
+    main.write_text(INCLUDING)
+    path = archive(tmp_path / "model.zip", str(main), **{str(main): INCLUDING})
+    assert "is damaged: ValueError: its main file is outside of it" in mistake(path)
+
+
+def test_copy_of_a_model_with_absolute_paths_needs_none_of_the_users_files(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    path = including(own)
+    path.write_text(path.read_text().replace('meshdir="assets"', f'meshdir="{own / "assets"}"'))
+    copy = tmp_path / "model.zip"
+    copy.write_bytes(files.bundle(str(path)))
+    with files.opened(str(path)) as spec:
+        before = spec.compile()
+    shutil.rmtree(own)
+    with files.opened(str(copy)) as spec:
+        np.testing.assert_array_equal(spec.compile().mesh_vert, before.mesh_vert)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("<worldbody>", '<option timestep="0"/><worldbody>', "has a time step of 0 s; set timestep of <option> "),
+        ("<worldbody>", '<option timestep="-0.01"/><worldbody>', "has a time step of -0.01 s; set timestep of "),
+        ("<worldbody>", '<option timestep="1e-12"/><worldbody>', "has a time step of 1e-12 s; set timestep of "),
+        ("<worldbody>", '<option timestep="nan"/><worldbody>', "has a time step of nan s; set timestep of "),
+        ("<body>", '<body name="b\udcff">', "has names that are not UTF-8; save the file as UTF-8"),
+        ("<worldbody>", '<include file="robot.xml"/><worldbody>', "cannot be read: "),
+        (
+            "<worldbody>", '<asset><model name="m" file="robot.xml"/></asset><worldbody><attach model="m" prefix="x"/>',
+            "crashes MuJoCo; it may be damaged, attach or include itself",
+        ),
+    ],
+)  # fmt: skip
+def test_file_that_no_simulation_can_use_is_one_line(old: str, new: str, text: str, tmp_path: Path) -> None:
+    path = including(tmp_path)
+    path.write_text(path.read_text().replace(old, new, 1), errors="surrogateescape")
+    assert mistake(path).startswith(f"env.xml: {path} {text}")
 
 
 def test_ready_task_trains_a_urdf() -> None:

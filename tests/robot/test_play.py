@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import mujoco
 import numpy as np
+import onnx
 import pytest
 from commands import ROOT, exit_code
 from exported import Exported, exported, file_of
@@ -39,6 +40,8 @@ REACH = (
     "+env.task.observations.command={}", "env.task.actions.control=position", "env.task.actions.stiffness=20",
     "env.task.actions.damping=0.5",
 )  # fmt: skip
+
+SELF = '<asset><model name="m" file="itself.xml"/></asset><worldbody><attach model="m" body="upper" prefix="x"/>'
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +278,50 @@ def test_command_without_a_range_has_no_default(walker: Exported) -> None:
     unknown = {**contract["commands"][0], "name": "gait", "default": None}
     with pytest.raises(play.Refused, match=r"--command: gait has no default; give 3 numbers: gait \(3\)"):
         play.Loop(model, {**contract, "commands": [unknown]}, policy)
+
+
+TERM = '{"term": "gyro", "name": "gyro", "scale": 1.0, "clip": null, "history": HISTORY, "delay": {"least": 0}}'
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("observations", "{nope", "the policy or the model is damaged, or not of this version of play: "),
+        ("observations", None, "the policy or the model is damaged, or not of this version of play: KeyError"),
+        ("observations", f"[{TERM.replace('HISTORY', '1000000000')}]", "the contract has 1000000000 repetitions, "),
+        ("observations", "[" * 200_000, "the policy or the model is damaged, or not of this version of play: "),
+        ("decimation", "0", "the contract has 0 repetitions, histories or delays; 1 to 10,000 are played"),
+        ("action_repeat", "2.5", "the contract has 2.5 repetitions, "),
+        ("control_dt", "NaN", "the contract has a control step of nan s, which must be positive"),
+        ("control_dt", "1e-12", "--seconds: 10,000,000,000,000 actions are too many; at most 10,000,000 are played"),
+        ("action_scale", ",".join(["nan"] * 2), "the controls of step 1 are not finite: the policy or its contract is"),
+    ],
+)
+def test_damaged_contract_is_one_line_and_ends(
+    key: str, value: str | None, line: str, arm: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = onnx.load(arm.onnx)
+    texts = {one.key: one.value for one in model.metadata_props} | {key: value}
+    del model.metadata_props[:]
+    onnx.helper.set_model_props(model, {name: text for name, text in texts.items() if text is not None})
+    onnx.save(model, tmp_path / "policy.onnx")
+    assert run(str(tmp_path / "policy.onnx"), str(arm.folder / "robot.mjb")) == 2
+    (written,) = capsys.readouterr().err.splitlines()
+    assert written.startswith(f"rlstable: {line}")
+
+
+def test_damaged_model_and_one_that_attaches_itself_do_not_end_python(
+    arm: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray((arm.folder / "robot.mjb").read_bytes())
+    content[40:400] = bytes(range(1, 91)) * 4
+    (tmp_path / "damaged.mjb").write_bytes(content)
+    own = file_of("arm").read_text().replace("<worldbody>", SELF, 1)
+    (tmp_path / "itself.xml").write_text(own)
+    for name, line in (("damaged.mjb", "cannot be read: "), ("itself.xml", "crashes MuJoCo: it is damaged, or ")):
+        assert run(str(arm.onnx), str(tmp_path / name), "--any-model") == 2
+        assert capsys.readouterr().err.startswith(f"rlstable: {tmp_path / name} {line}")
+    assert not list(tmp_path.glob("MUJOCO_LOG.TXT"))
 
 
 def test_policy_without_a_contract_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
