@@ -231,7 +231,7 @@ class Loop:
         self.command = _command(contract, command)
         self._terms = [(entry, measurement(model, contract, entry)) for entry in contract["observations"]]
         self._home, self._low, self._high = (self._of_actuators(key) for key in ("home", "low", "high"))
-        self._scale = np.array(contract["action_scale"], np.float32)
+        self._scales = [np.array(contract[key], np.float32) for key in ("action_scale_down", "action_scale")]
         self.root = _found(_all(model, "body"), "body", contract["root_body"]).id
         self._feet = [np.concatenate([_numbers(model, one) for one in foot]) for foot in contract["foot_sensors"]]
         self.reset()
@@ -268,7 +268,8 @@ class Loop:
             self.actions.appendleft(action)
             stays = np.float32(self.contract["action_filter"])
             self._filtered = stays * self._filtered + (1 - stays) * self.actions[self._delay]
-            self.data.ctrl[:] = np.clip(self._home + self._scale * self._filtered, self._low, self._high)
+            scale = np.where(self._filtered < 0, *self._scales)
+            self.data.ctrl[:] = np.clip(self._home + scale * self._filtered, self._low, self._high)
             if not np.isfinite(self.data.ctrl).all():
                 raise Refused(
                     f"the controls of step {self.steps + 1} are not finite: the policy or its contract is bad"
@@ -309,7 +310,8 @@ class Loop:
         ends = []
         for ending in self.contract["endings"]:
             if ending["term"] == "fallen":
-                ends.append(not self.data.xmat[self.root, 8] >= math.cos(math.radians(ending["parameters"]["angle"])))
+                up = -np.dot(self.contract["down"], self.data.xmat[self.root].reshape(3, 3)[:, 2])
+                ends.append(not up >= math.cos(math.radians(ending["parameters"]["angle"])))
             elif ending["term"] == "too_low":
                 home = self.contract["default_height"]
                 ends.append(not self.height >= home - (1 - ending["parameters"]["share"]) * abs(home))
@@ -363,7 +365,7 @@ def measurement(
         case "joint_velocities":
             return lambda loop: loop.data.qvel[dofs]
         case "projected_gravity":
-            return lambda loop: -loop.data.xmat[root, 6:]
+            return lambda loop: contract["down"] @ loop.data.xmat[root].reshape(3, 3)
         case "gyro" | "accelerometer" | "linear_velocity" | "sensor":
             return lambda loop: loop.data.sensordata[groups[0]]
         case "contact" | "foot_contacts":

@@ -37,14 +37,17 @@ class RobotFacts:
 
 def facts(robot: Robot, task: TaskConfig, file: str) -> RobotFacts:
     scales = actions.scales(robot, task.actions)
-    rows = [_actuator(robot, i, float(scale)) for i, scale in enumerate(scales)]
+    rows = [_actuator(robot, i, float(scale)) for i, scale in enumerate(scales.max(axis=0))]
     joints = [_joint(robot, j) for j in range(robot.model.njnt)]
     return RobotFacts(_model(robot, file), joints, rows, _task(robot, task))
 
 
 def findings(robot: Robot, task: TaskConfig) -> list[Finding]:
     """Findings at home, in the actuators, and in a few simulated seconds."""
-    static = (*_home(robot, task), *_floor(robot), *_control_ranges(robot), *_light_joints(robot), *_balls(robot))
+    static = (
+        *_home(robot, task), *_floor(robot), *_control_ranges(robot), *_reach(robot, task), *_passive(robot),
+        *_light_joints(robot), *_balls(robot),
+    )  # fmt: skip
     return [*static, *trial.findings(robot, task)]
 
 
@@ -111,21 +114,23 @@ def _actuator(robot: Robot, i: int, scale: float) -> dict[str, Cell]:
 
 
 def _torque(robot: Robot, i: int) -> float:
-    """Largest force of an actuator on its joint, in N m or N."""
-    return robot.actuators[i].force * abs(float(robot.model.actuator_gear[i, 0]))
+    """Largest force of an actuator, in N m or N; at a site or body its force, or its torque without one."""
+    gear = robot.model.actuator_gear[i]
+    along = [np.linalg.norm(gear[:3]) or np.linalg.norm(gear[3:]), abs(gear[0])][actuators.has_length(robot.model, i)]
+    return robot.actuators[i].force * float(along)
 
 
 def _task(robot: Robot, task: TaskConfig) -> dict[str, str]:
     model = robot.model
     key = build.keyframe(model, task.keyframe)
-    planes = geometry.floors(model)
-    added = any(model.geom(plane).name == build.FLOOR for plane in planes)
+    ground = geometry.ground(model, geometry.in_pose(model, robot.home), robot.root)
+    added = any(model.geom(geom).name == build.FLOOR for geom in range(model.ngeom))
     home = f"keyframe {names(model, 'key', [key])[0]}" if key is not None else "the model's first position, qpos0"
     moves = "a free joint" if robot.floating else "its joints" if robot.moves else "nothing: the base is fixed"
     return {
         "home": f"{home}, with env.task.home" if task.home else home,
         "root body": f"{model.body(robot.root).name}, {robot.home_height:.3g} m above the floor, moved by {moves}",
-        "floor": f"height {robot.floor:.3g} m{', added' if added else ''}" if planes else "none",
+        "floor": "none" if ground is None else f"height {robot.floor:.3g} m{', added' if added else ''}",
         "feet": ", ".join(_foot(model, foot) for foot in build.feet(model, robot.home, robot.root)) or "none",
         "reaching site": _reaching(robot),
         "actions": f"{len(robot.actuators)}, each for {robot.control_dt:g} s ({robot.substeps} time steps)",
@@ -169,11 +174,11 @@ def _home(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
 def _floor(robot: Robot) -> Iterator[Finding]:
     if not robot.floating:
         return
-    if not geometry.floors(robot.model):
+    data, geoms = geometry.in_pose(robot.model, robot.home), build.own_geoms(robot.model, robot.root)
+    if geometry.ground(robot.model, data, robot.root) is None:
         advice = "env.task.floor=auto, or a plane in the model"
         yield Finding("warning", "floor", (), "there is no floor, and the robot falls for ever", advice)
         return
-    data, geoms = geometry.in_pose(robot.model, robot.home), build.own_geoms(robot.model, robot.root)
     gap = min((geometry.lowest(robot.model, data, geom) for geom in geoms), default=robot.floor) - robot.floor
     if gap > _FLOATS:
         what = f"the robot is {gap:.3g} m above the floor at home, and falls"
@@ -193,6 +198,40 @@ def _control_ranges(robot: Robot) -> Iterator[Finding]:
         what = "no control range, so that the task takes controls of -1 to 1 for half of it"
         advice = "ctrlrange of the actuator, as in the data sheet; or for wheels env.task.actions.scale.velocity"
         yield Finding("warning", "control range", tuple(one.name for one in free), what, advice)
+
+
+def _reach(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
+    """Actuators that start at a limit and whose actions do not reach the other one."""
+    down, up = actions.scales(robot, task.actions)
+    short_of = []
+    for one, below, above in zip(robot.actuators, down, up, strict=True):
+        span = one.high - one.low
+        from_limit = np.isfinite(span) and min(one.home - one.low, one.high - one.home) < 1e-3 * span
+        if from_limit and max(below, above) < 0.999 * span:
+            short_of.append(one)
+    if short_of:
+        share = max(
+            (one.high - one.low) / max(below, above)
+            for one, below, above in zip(robot.actuators, down, up, strict=True)
+            if one in short_of
+        )
+        kind = short_of[0].kind
+        what = "actions of -1 and 1 do not reach the whole range of the control"
+        advice = f"env.task.actions.scale.{kind}={share * getattr(task.actions.scale, kind):.3g}, if the task needs it"
+        yield Finding("note", "reach", tuple(one.name for one in short_of), what, advice)
+
+
+def _passive(robot: Robot) -> Iterator[Finding]:
+    seen, unseen = build.passive(robot.model, robot.root)
+    kept = {joint.index for joint in robot.joints}
+    shown = names(robot.model, "joint", [joint for joint in seen if joint in kept])
+    if shown:
+        what = "no actuator moves this joint, and the policy observes it: the robot needs an encoder there"
+        yield Finding("note", "passive joint", tuple(shown), what, "nothing, if it has one; else leave out joint terms")
+    if unseen:
+        what = "no actuator and no sensor: the policy does not observe this joint"
+        advice = "a jointpos sensor in the model, if the robot can measure it"
+        yield Finding("note", "passive joint", tuple(names(robot.model, "joint", unseen)), what, advice)
 
 
 def _balls(robot: Robot) -> Iterator[Finding]:

@@ -45,12 +45,10 @@ def simulate(robot: Robot, task: TaskConfig, size: float, shorter: int = 1) -> T
     model.opt.timestep /= shorter
     data, random = mujoco.MjData(model), np.random.default_rng(0)
     data.qpos[:] = robot.home
-    home, scales = robot.of_actuators("home"), actions.scales(robot, task.actions)
-    low, high = robot.of_actuators("low"), robot.of_actuators("high")
     speed, lowest, upright = np.zeros(len(robot.joints)), np.inf, 1.0
     with without_warnings():
         for _ in range(round(_SECONDS / robot.control_dt)):
-            data.ctrl[:] = np.clip(home + scales * random.uniform(-size, size, model.nu), low, high)
+            data.ctrl[:] = actions.controls(robot, random.uniform(-size, size, model.nu), task.actions)
             for _ in range(robot.substeps * shorter):
                 time = float(data.time)
                 mujoco.mj_step(model, data)
@@ -60,7 +58,7 @@ def simulate(robot: Robot, task: TaskConfig, size: float, shorter: int = 1) -> T
             if data.time > _SECONDS - _LAST:
                 height = float(data.xpos[robot.root, 2]) - robot.floor
                 lowest = min(lowest, height / robot.home_height if robot.home_height > AT_FLOOR else 1.0)
-                upright = min(upright, float(data.xmat[robot.root, 8]))
+                upright = min(upright, -float(robot.down @ data.xmat[robot.root].reshape(3, 3)[:, 2]))
     return Trial(None, speed, lowest, upright)
 
 

@@ -12,9 +12,9 @@ from rlstable.robot.model import Robot
 
 
 def scales(robot: Robot, config: ActionConfig) -> np.ndarray:
-    """Change of each control by an action of 1, `[actuators]`."""
+    """Change of each control by an action of -1 and by one of 1, `[2, actuators]`."""
     share = np.array([getattr(config.scale, actuator.kind) for actuator in robot.actuators], np.float32)
-    return share * robot.of_actuators("half_range")
+    return share * np.stack([robot.of_actuators("down"), robot.of_actuators("up")])
 
 
 def buffer_length(config: ActionConfig) -> int:
@@ -32,7 +32,8 @@ def remembered(memory: Memory, action: jax.Array, config: ActionConfig) -> Memor
 
 def controls(robot: Robot, action: jax.Array, config: ActionConfig) -> jax.Array:
     """Controls of all actuators: at home, plus the scaled action, within the actuators' limits."""
-    moved = robot.of_actuators("home") + scales(robot, config) * action
+    down, up = scales(robot, config)
+    moved = robot.of_actuators("home") + jnp.where(action < 0, down, up) * action
     return jnp.clip(moved, robot.of_actuators("low"), robot.of_actuators("high"))
 
 

@@ -47,6 +47,11 @@ def drives_joint(model: mujoco.MjModel, actuator: int) -> bool:
     return int(model.actuator_trntype[actuator]) in _OF_JOINTS
 
 
+def has_length(model: mujoco.MjModel, actuator: int) -> bool:
+    """Whether the transmission is a length or an angle, and not a force at a site or body."""
+    return int(model.actuator_trntype[actuator]) not in (mujoco.mjtTrn.mjTRN_SITE, mujoco.mjtTrn.mjTRN_BODY)
+
+
 def driven(model: mujoco.MjModel) -> list[int]:
     """Joints that are the transmission of an actuator."""
     return [int(model.actuator_trnid[i, 0]) for i in range(model.nu) if drives_joint(model, i)]

@@ -22,7 +22,14 @@ _ROOT_SENSORS = {
     ACCELERATION: mujoco.mjtSensor.mjSENS_ACCELEROMETER,
 }
 _SINGLE = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
+_OF_JOINTS = (int(mujoco.mjtSensor.mjSENS_JOINTPOS), int(mujoco.mjtSensor.mjSENS_JOINTVEL))
+_PLAY = (0.1, 0.005)  # rad and m; a joint without an actuator that moves less is the play of gears
 _FOOT_HEIGHT = 0.1  # a foot is at most this share of the robot's height above the lowest point of all
+_FINITE = (
+    "qpos0", "body_pos", "body_mass", "body_inertia", "geom_pos", "geom_size", "geom_solref", "jnt_axis",
+    "jnt_stiffness", "dof_damping", "dof_armature", "dof_frictionloss", "actuator_gear", "actuator_gainprm",
+    "actuator_biasprm",
+)  # fmt: skip
 _FOUND, _NEAREST = 1, 1  # data and reduction of MuJoCo's contact sensor
 
 
@@ -37,6 +44,11 @@ def compiled(spec: mujoco.MjSpec, path: str) -> mujoco.MjModel:
             f"env.xml: {path} has no actuator; add <actuator> with a motor or a position servo per joint, or set "
             "env.task.actions.control=position with stiffness and damping, for a servo per joint"
         )
+    for name in _FINITE:
+        if not np.isfinite(getattr(model, name)).all():
+            raise ConfigError(f"env.xml: {path} has a NaN or an infinity in {name}; correct that number")
+    if not np.isfinite(model.opt.gravity).all():
+        raise ConfigError(f"env.xml: {path} has a NaN or an infinity in gravity; correct that number")
     for i in range(model.nkey):
         if not np.isfinite([*model.key_qpos[i], *model.key_qvel[i], *model.key_ctrl[i]]).all():
             raise ConfigError(f"env.xml: {path} has a keyframe with a NaN or an infinity: {model.key(i).name or i}")
@@ -65,12 +77,13 @@ def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
     addresses = {str(model.joint(j).name): int(model.jnt_qposadr[j]) for j in single}
     for name, position in by_joint("env.task.home", task.home, addresses).items():
         qpos[addresses[name]] = position
-    root, planes = root_body(model, task.root), geometry.floors(model)
+    root = root_body(model, task.root)
     own = model.body_rootid[model.jnt_bodyid] == model.body_rootid[root]
     free = np.flatnonzero(own & (model.jnt_type == mujoco.mjtJoint.mjJNT_FREE))
-    if free.size and planes:
-        data = geometry.in_pose(model, qpos)
-        qpos[model.jnt_qposadr[free[0]] + 2] += float(data.geom_xpos[planes[0], 2]) - _bottom(model, data, root)
+    data = geometry.in_pose(model, qpos)
+    height = geometry.ground(model, data, root)
+    if free.size and height is not None:
+        qpos[model.jnt_qposadr[free[0]] + 2] += height - _bottom(model, data, root)
     return qpos
 
 
@@ -108,6 +121,32 @@ def root_body(model: mujoco.MjModel, name: str | None) -> int:
     return int(model.jnt_bodyid[(free or own)[0]])
 
 
+def at_root(model: mujoco.MjModel, kind: mujoco.mjtSensor, root: int) -> list[int]:
+    """Sensors of a kind at sites of the root body, or of a body that is welded to it."""
+    sensors = np.flatnonzero((model.sensor_type == kind) & (model.sensor_objtype == mujoco.mjtObj.mjOBJ_SITE))
+    bodies = model.site_bodyid[model.sensor_objid[sensors]]
+    return [int(i) for i in sensors[model.body_weldid[bodies] == model.body_weldid[root]]]
+
+
+def passive(model: mujoco.MjModel, root: int) -> tuple[list[int], list[int]]:
+    """Hinges and slides that no actuator moves by a joint: those of the robot that it sees, and those that nobody sees.
+
+    Nobody sees the play of gears, and joints of doors and objects, unless a sensor of the model measures them.
+    """
+    own, driven = own_bodies(model, root), set(actuators.driven(model))
+    at_joint = model.sensor_objid[np.isin(model.sensor_type, _OF_JOINTS)]
+    seen: list[int] = []
+    unseen: list[int] = []
+    for joint in range(model.njnt):
+        kind, (low, high) = int(model.jnt_type[joint]), model.jnt_range[joint]
+        if kind not in _SINGLE or joint in driven:
+            continue
+        is_play = model.jnt_limited[joint] and high - low < _PLAY[kind == mujoco.mjtJoint.mjJNT_SLIDE]
+        measured = bool((at_joint == joint).any())
+        (seen if measured or (own[model.jnt_bodyid[joint]] and not is_play) else unseen).append(joint)
+    return seen, unseen
+
+
 def feet(model: mujoco.MjModel, qpos: np.ndarray, root: int) -> list[list[int]]:
     """Geoms of each foot: those of a limb's last body that are hardly higher at home than the robot's lowest point."""
     data, geoms = geometry.in_pose(model, qpos), own_geoms(model, root)
@@ -139,12 +178,13 @@ def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collecti
         qpos, root = home_position(model, task), root_body(model, task.root)
         bodies, geoms = ({x.id: x for x in elements} for elements in (spec.bodies, spec.geoms))  # before additions
         floating = bool((model.jnt_type == mujoco.mjtJoint.mjJNT_FREE).any())
-        if task.floor == "always" or (task.floor == "auto" and floating and not geometry.floors(model)):
+        has_ground = geometry.ground(model, geometry.in_pose(model, qpos), root) is not None
+        if task.floor == "always" or (task.floor == "auto" and floating and not has_ground):
             _add_floor(spec, model, qpos, root)
         actuators.convert(spec, model, task.actions)
         site = bodies[root].add_site(name=ROOT_SITE)
         for name, kind in _ROOT_SENSORS.items():
-            if name != ACCELERATION or ("accelerometer" in needs and not (model.sensor_type == kind).any()):
+            if name != ACCELERATION or ("accelerometer" in needs and not at_root(model, kind, root)):
                 spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=site.name)
         touched = {g for name in touching for g in geoms_of(model, name)}
         for geom in sorted(touched.union(*(feet(model, qpos, root) if "feet" in needs else ()))):
@@ -153,12 +193,12 @@ def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collecti
 
 
 def _check_ranges(spec: mujoco.MjSpec, path: str) -> None:
-    """Raises a ConfigError for a reversed range, which MuJoCo reads as no limit."""
+    """Raises a ConfigError for a reversed range, which MuJoCo reads as no limit, and for NaN."""
     ranges = [("joint", joint.name, "range", joint.range) for joint in spec.joints]
     for actuator in spec.actuators:
         ranges += [("actuator", actuator.name, key, getattr(actuator, key)) for key in ("ctrlrange", "forcerange")]
     for kind, name, key, (low, high) in ranges:
-        if low > high:
+        if not low <= high:  # also NaN
             raise ConfigError(
                 f"env.xml: {path}: {key} of {kind} {name or 'without a name'} is reversed, [{low:g}, {high:g}]; write "
                 "the lower number first"

@@ -43,7 +43,8 @@ def contract(env: RobotEnv) -> Entry:
         "default_joint_pos": [joint.home for joint in robot.joints],
         "joint_stiffness": [_gain(robot, joint.name, "stiffness") for joint in robot.joints],
         "joint_damping": [_gain(robot, joint.name, "damping") for joint in robot.joints],
-        "action_scale": _shortest(actions.scales(robot, task.actions)),
+        "action_scale": _shortest(actions.scales(robot, task.actions)[1]),
+        "action_scale_down": _shortest(actions.scales(robot, task.actions)[0]),
         "observation_names": [part.name for part in parts],
         "command_names": sorted(task.commands),
         "observations": [_observation(env, part) for part in parts],
@@ -59,6 +60,7 @@ def contract(env: RobotEnv) -> Entry:
         "root_body": _name(robot.model, "body", robot.root),
         "default_height": robot.home_height,
         "floor_height": robot.floor,
+        "down": _shortest(robot.down),
         "foot_sensors": [_contacts(robot.model, foot) for foot in robot.feet],
         "endings": [
             {"name": name, "term": config.path(name), "parameters": _parameters(env.lists.endings[name])}
@@ -105,8 +107,7 @@ def _sources(robot: Robot, term: str, parameters: Entry) -> Entry:
     if term in ("site_position", "site_to_target"):
         return {"site": _name(model, "site", robot.site(parameters["site"]))}
     if term in _SENSOR_OF:
-        first = int(np.argmax(model.sensor_type == _SENSOR_OF[term]))
-        return {"sensors": [[_name(model, "sensor", first)]]}
+        return {"sensors": [[_name(model, "sensor", robot.root_sensor(_SENSOR_OF[term]))]]}
     if term == "linear_velocity":
         return {"sensors": [[build.LINEAR_VELOCITY]]}
     if term == "sensor":

@@ -26,7 +26,7 @@ def fallen(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, angle:
             f"angle: the root body {name} leans by {robot.lean:.0f} degrees at home already; turn the frame of this "
             "body until its z axis points up, or set the ending to null"
         )
-    return ~(robot.rotation(data)[2, 2] >= math.cos(math.radians(angle)))
+    return ~(robot.upright(data) >= math.cos(math.radians(angle)))
 
 
 def too_low(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, share: Positive = 0.5) -> jax.Array:

@@ -28,10 +28,39 @@ def floors(model: mujoco.MjModel) -> list[int]:
     return [g for g in range(model.ngeom) if kinds[g] in _FLOORS and is_static(model, model.geom_bodyid[g])]
 
 
+def ground(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float | None:
+    """Height of what stands still below a body, found by a ray; else that of a floor; None without ground."""
+    start, down = np.array(data.xpos[body]), np.array([0.0, 0.0, -1.0])
+    still = [geom for geom in _touched(model) if is_static(model, model.geom_bodyid[geom])]
+    found = [_distance(model, data, geom, start, down) for geom in still]
+    below = [distance for distance in found if distance >= 0]
+    if below:
+        return round(float(start[2]) - min(below), 9)
+    planes = floors(model)
+    return float(data.geom_xpos[planes[0], 2]) if planes else None
+
+
+def _distance(model: mujoco.MjModel, data: mujoco.MjData, geom: int, start: np.ndarray, along: np.ndarray) -> float:
+    """Distance along a ray to a geom; negative if the ray misses it."""
+    kind = int(model.geom_type[geom])
+    if kind == mujoco.mjtGeom.mjGEOM_MESH:
+        return float(mujoco.mj_rayMesh(model, data, geom, start, along))
+    if kind == mujoco.mjtGeom.mjGEOM_HFIELD:
+        return float(mujoco.mj_rayHfield(model, data, geom, start, along))
+    place, turned, size = data.geom_xpos[geom], data.geom_xmat[geom], model.geom_size[geom]
+    return float(mujoco.mju_rayGeom(place, turned, size, start, along, kind))
+
+
 def colliding(model: mujoco.MjModel) -> list[int]:
     """Geoms of moving bodies that can collide."""
+    return [geom for geom in _touched(model) if not is_static(model, model.geom_bodyid[geom])]
+
+
+def _touched(model: mujoco.MjModel) -> list[int]:
+    """Geoms that can collide, by their bits or by a contact pair."""
     bits = model.geom_contype | model.geom_conaffinity
-    return [g for g in range(model.ngeom) if bits[g] and not is_static(model, model.geom_bodyid[g])]
+    bits[model.pair_geom1] = bits[model.pair_geom2] = 1
+    return np.flatnonzero(bits).tolist()
 
 
 def lowest(model: mujoco.MjModel, data: mujoco.MjData, geom: int) -> float:

@@ -271,7 +271,7 @@ class RobotMirror:
             "gains": model.actuator_biasprm[i][1:],
             "dynamics": model.actuator_dynprm[i],
             "control range": np.sort(sign * controls),
-            "scale of the action": actuator.half_range,
+            "scale of the action": [actuator.down, actuator.up] if sign > 0 else [actuator.up, actuator.down],
             "force range": np.sort(sign * model.actuator_forcerange[i]) if limited else np.zeros(2),
             "force at home": sign * self._home.actuator_force[i] / actuator.force,
         }

@@ -50,7 +50,8 @@ class Actuator:
         joint: Name of its joint; empty for another transmission.
         kind: Meaning of its control: `position`, `velocity` or `torque`.
         low: Least control; minus infinity without a limit.
-        half_range: Half of the control's range.
+        down: Change of the control by an action of -1 that reaches the lower limit, or half of the servo's range.
+        up: The same of an action of 1 and the upper limit.
         home: Control at home.
         stiffness: Proportional gain; 0 for a torque.
         damping: Derivative gain.
@@ -62,7 +63,8 @@ class Actuator:
     kind: str
     low: float
     high: float
-    half_range: float
+    down: float
+    up: float
     home: float
     stiffness: float
     damping: float
@@ -80,12 +82,14 @@ class Robot:
         control_dt: Seconds of one action.
         floating: Whether the root body has a free joint.
         moves: Whether a free joint or slide joints move the root body.
-        joints: Hinges and slides, in the model's order, without those of a planar root body that no actuator drives.
+        joints: Hinges and slides that actuators move, and those that only swing with the robot, in the model's order;
+            without the play of gears, doors and objects, and without those of a planar root body that nothing drives.
         actuators: In the order of the actions.
         feet: Geoms of each foot that touch the floor at home; empty unless a term reads feet.
-        floor: Height of the floor.
+        floor: Height of the ground below the root body at home.
+        down: Direction of gravity, `[3]`.
         weight: Mass of the robot times gravity, in newtons.
-        lean: Degrees by which the root body's z axis leans at home.
+        lean: Degrees between the root body's z axis and the direction up at home.
     """
 
     def __init__(self, path: str, task: TaskConfig, touching: Collection[str] = (), needs: Collection[str] = ()):
@@ -109,9 +113,10 @@ class Robot:
         self.floating = bool((model.jnt_type[at_root] == _FREE).any())
         self.moves = self.floating or bool((model.jnt_type[at_root] == _SLIDE).any())
         driven = actuators.driven(model)
-        kept = (j for j in range(model.njnt) if model.jnt_type[j] in (_SLIDE, _HINGE))
+        seen, _ = build.passive(model, self.root)
         planar = self.moves & at_root
-        self.joints = [_joint(model, j, self.home) for j in kept if j in driven or not planar[j]]
+        kept = {j for j in driven if model.jnt_type[j] in (_SLIDE, _HINGE)} | {j for j in seen if not planar[j]}
+        self.joints = [_joint(model, j, self.home) for j in sorted(kept)]
         # The controls of a keyframe are of the file's actuators.
         given = key is not None and not task.home and task.actions.control == "auto"
         controls = model.key_ctrl[key] if given else np.zeros(model.nu)
@@ -121,12 +126,14 @@ class Robot:
         lengths = at_home.actuator_length
         self.actuators = [_actuator(model, i, controls, lengths) for i in range(model.nu)]
         self.feet = build.feet(model, self.home, self.root) if "feet" in needs else []
-        planes = geometry.floors(model)
-        self.floor = float(at_home.geom_xpos[planes[0], 2]) if planes else 0.0
+        self.floor = geometry.ground(model, at_home, self.root) or 0.0
         mass = np.where(build.own_bodies(model, self.root), model.body_mass, 0.0).sum()
-        self.weight = float(mass * np.linalg.norm(model.opt.gravity)) or 1.0
+        pull = float(np.linalg.norm(model.opt.gravity))
+        self.down = np.array(model.opt.gravity / pull if pull else (0.0, 0.0, -1.0), np.float32)
+        self.weight = float(mass * pull) or 1.0
         self.home_height = float(at_home.xpos[self.root, 2]) - self.floor
-        self.lean = float(np.degrees(np.arccos(np.clip(at_home.xmat[self.root, 8], -1.0, 1.0))))
+        upright = -float(self.down @ at_home.xmat[self.root].reshape(3, 3)[:, 2])
+        self.lean = float(np.degrees(np.arccos(np.clip(upright, -1.0, 1.0))))
         self._touching = {name: build.geoms_of(model, name) for name in touching}
 
     # --- arrays of facts
@@ -163,13 +170,17 @@ class Robot:
         """Rotation matrix of the root body; its rows are the world's axes in the frame of the body."""
         return data.xmat[self.root]
 
+    def upright(self, data: Any) -> jax.Array:
+        """Cosine of the angle between the root body's z axis and the direction up."""
+        return -(jnp.asarray(self.down) @ self.rotation(data)[:, 2])
+
     def sensor(self, data: Any, name: str) -> jax.Array:
         """The numbers of a sensor."""
         return self.numbers(data, self.named("sensor", name, "name"))
 
-    def first_sensor(self, data: Any, kind: mujoco.mjtSensor) -> jax.Array:
-        """The numbers of the model's first sensor of a kind. Sensors that a task adds are the last ones."""
-        return self.numbers(data, int(np.argmax(self.model.sensor_type == kind)))
+    def root_sensor(self, kind: mujoco.mjtSensor) -> int:
+        """The root body's first sensor of a kind. Sensors that a task adds are the last ones."""
+        return build.at_root(self.model, kind, self.root)[0]
 
     def numbers(self, data: Any, sensor: int) -> jax.Array:
         """The numbers of the sensor with this index."""
@@ -338,6 +349,11 @@ def _actuator(model: mujoco.MjModel, i: int, controls: np.ndarray, lengths: np.n
         half = abs(float(model.actuator_gear[i, 0])) * float(np.ptp(model.jnt_range[joint])) / 2
     if kind == "torque" and not np.isfinite(half):  # a motor whose only limit is one of force
         half = actuators.force_limit(model, i) / (abs(float(model.actuator_gainprm[i, 0])) or 1.0)
+    home = float(np.clip(center, low, high))
+    sides = [half, half] if kind == "position" or not model.actuator_ctrllimited[i] else [home - low, high - home]
+    if kind == "position" and 0.0 < np.ptp([low, high]) < np.inf and min(home - low, high - home) < 1e-3 * half:
+        sides = [home - low, high - home]  # it starts at its limit
+    down, up = (float(side) if np.isfinite(side) else 1.0 for side in sides)
     gain, bias = float(model.actuator_gainprm[i, 0]), model.actuator_biasprm[i]
     name = str(model.actuator(i).name) or (str(model.joint(joint).name) if joint is not None else "") or f"actuator{i}"
     return Actuator(
@@ -346,8 +362,9 @@ def _actuator(model: mujoco.MjModel, i: int, controls: np.ndarray, lengths: np.n
         kind=kind,
         low=float(low),
         high=float(high),
-        half_range=float(half) if np.isfinite(half) else 1.0,
-        home=float(np.clip(center, low, high)),
+        down=down,
+        up=up,
+        home=home,
         stiffness=gain if kind == "position" else 0.0,
         damping=-float(bias[2]),
         force=actuators.force_limit(model, i),

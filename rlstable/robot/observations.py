@@ -39,21 +39,21 @@ def joint_velocities(robot: Robot, data: Any, memory: Memory, action: jax.Array)
 
 @mirrors("vector")
 def projected_gravity(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
-    """The direction down, in the frame of the root body; (0, 0, -1) if the body is upright."""
-    return -robot.rotation(data)[2]
+    """The direction of gravity, in the frame of the root body; (0, 0, -1) if the body is upright."""
+    return jnp.asarray(robot.down) @ robot.rotation(data)
 
 
 @mirrors("gyro")
 def gyro(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
-    """Angular velocity of the model's first gyro; without a gyro that of the root body, in its frame."""
-    return robot.first_sensor(data, mujoco.mjtSensor.mjSENS_GYRO)
+    """Angular velocity of the root body, of its gyro if the model has one there, else in the body's frame."""
+    return robot.numbers(data, robot.root_sensor(mujoco.mjtSensor.mjSENS_GYRO))
 
 
 @mirrors("accelerometer")
 @needs("accelerometer")
 def accelerometer(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
-    """Acceleration of the model's first accelerometer; without one that of the root body, in its frame."""
-    return robot.first_sensor(data, mujoco.mjtSensor.mjSENS_ACCELEROMETER)
+    """Acceleration of the root body, of its accelerometer if the model has one there, else in the body's frame."""
+    return robot.numbers(data, robot.root_sensor(mujoco.mjtSensor.mjSENS_ACCELEROMETER))
 
 
 @mirrors("vector")

@@ -53,7 +53,7 @@ def rolling(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.A
 
 def upright(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
     """1 if the root body is upright, 0.5 on its side, 0 upside down."""
-    return (1 + robot.rotation(data)[2, 2]) / 2
+    return (1 + robot.upright(data)) / 2
 
 
 def height(

@@ -75,9 +75,7 @@ def _pair(env: RobotEnv, mirror: RobotMirror, random: Random) -> tuple[_State, _
         if model.jnt_limited[joint]:
             qpos[at] = np.clip(qpos[at], *model.jnt_range[joint])
     qvel = random.uniform(-_SPEED, _SPEED, model.nv)
-    moved = random.uniform(-1, 1, model.nu) * actions.scales(robot, env.task.actions)
-    home, low, high = (robot.of_actuators(name) for name in ("home", "low", "high"))
-    ctrl = np.clip(home + moved, low, high)
+    ctrl = np.array(actions.controls(robot, random.uniform(-1, 1, model.nu), env.task.actions))
     images = mirror.qpos(qpos), mirror.dofs(qvel), mirror.ctrl(ctrl)
     return _State(qpos, qvel, ctrl, robot.forward(qpos, qvel, ctrl)), _State(*images, robot.forward(*images))
 

@@ -83,7 +83,7 @@ def test_urdf_with_a_free_base_walks_on_a_floor_below_its_feet() -> None:
 
 def test_urdf_gets_motors_of_the_efforts_limit() -> None:
     (left, _) = robot(URDF, "env.task.actions.control=torque").actuators
-    assert (left.kind, left.low, left.high, left.half_range) == ("torque", -40.0, 40.0, 40.0)
+    assert (left.kind, left.low, left.high, left.up) == ("torque", -40.0, 40.0, 40.0)
 
 
 def test_joint_without_a_largest_force_is_one_line(tmp_path: Path) -> None:

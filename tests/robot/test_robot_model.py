@@ -10,10 +10,10 @@ import jax
 import mujoco
 import numpy as np
 import pytest
-from moments import HOME_HEIGHT, MODELS, built, environment, moment, robot
+from moments import HOME_HEIGHT, MODELS, built, config, environment, moment, robot
 
 from rlstable.config import ConfigError
-from rlstable.robot import build, endings, geometry
+from rlstable.robot import actions, build, endings, geometry, observations
 from rlstable.robot.model import Robot
 from rlstable.robot.symmetry import mirror_of
 
@@ -56,9 +56,9 @@ def test_actuators_are_in_the_models_order_with_gains_ranges_and_home() -> None:
     assert (knee.name, knee.joint, knee.kind) == ("front_left_knee", "front_left_knee", "position")
     assert (knee.stiffness, knee.damping, knee.force) == (30.0, 0.5, 36.0)
     assert (knee.low, knee.high, knee.home) == pytest.approx((-2.7, -0.7, -1.6))
-    assert knee.half_range == pytest.approx(1.0)
+    assert knee.up == knee.down == pytest.approx(1.0)
     motor = robot("hopper").actuators[0]
-    assert (motor.kind, motor.home, motor.half_range, motor.stiffness) == ("torque", 0.0, 1.0, 0.0)
+    assert (motor.kind, motor.home, motor.up, motor.stiffness) == ("torque", 0.0, 1.0, 0.0)
 
 
 def test_model_without_a_keyframe_is_at_home_in_its_first_position() -> None:
@@ -245,7 +245,7 @@ def test_velocity_servo_keeps_its_control_range_with_another_gain(tmp_path: Path
     text = ACROBOT.replace('<motor joint="elbow" ctrlrange="-5 5"/>', servo)
     words = ("env.task.actions.control=velocity", "env.task.actions.damping=3")
     (wheel,) = built("robot_swingup", saved(tmp_path, text), *words).actuators
-    assert (wheel.damping, wheel.half_range, wheel.low, wheel.high) == (3.0, 9.0, -6.0, 12.0)
+    assert (wheel.damping, wheel.down, wheel.up) == (3.0, 6.0, 12.0)
 
 
 def test_reset_to_no_keyframe_is_one_line() -> None:
@@ -352,7 +352,7 @@ def test_root_body_is_of_a_tree_that_actuators_move(tmp_path: Path) -> None:
 
 def test_motor_without_a_control_range_reaches_the_limit_of_its_joint(tmp_path: Path) -> None:
     (motor,) = arm_beside_a_cube(tmp_path, '<motor joint="shoulder" gear="2"/>').actuators
-    assert motor.half_range == motor.force == 25.0
+    assert motor.up == motor.force == 25.0
 
 
 def test_controls_of_a_keyframe_are_not_those_of_converted_actuators(tmp_path: Path) -> None:
@@ -366,3 +366,114 @@ def test_actuator_with_a_state_is_refused_by_its_name(tmp_path: Path) -> None:
     slow = '<position name="lift" joint="shoulder" kp="500" timeconst="0.05"/>'
     path = saved(tmp_path, CUBE_FIRST.format(actuator=slow))
     assert mistake("robot", path).startswith("env.xml: actuator lift has an internal state (timeconst or dyntype)")
+
+
+# --- files that people have
+
+_GROUND = '<geom name="ground" type="plane" size="5 5 0.1"/>'
+_SHIN = 'type="capsule" size="0.02" fromto="0 0 0 0 0 -0.2"'
+_LEG = f'<body name="{{0}}"><joint name="{{0}}" axis="0 1 0"/><geom name="{{0}}" {_SHIN}/></body>'
+_ROBOT = """<mujoco><compiler autolimits="true"/><option timestep="0.004" gravity="{gravity}"/>
+<default><joint range="-45 45"/></default><worldbody>{ground}<body name="trunk" pos="0 0 {height}"><freejoint/>
+<geom type="box" size="0.2 0.1 0.04"/><site name="middle"/><body name="head" pos="0 0 0.1"><joint name="neck"/>
+<geom name="head" size="0.05"/><site name="front"/></body>{legs}</body>{more}</worldbody>
+<actuator>{actuators}</actuator><sensor>{sensors}</sensor></mujoco>"""
+_SERVOS = "".join(f'<position joint="{name}" kp="30" ctrlrange="-0.8 0.8"/>' for name in ("neck", "a", "b"))
+
+
+def walker(folder: Path, *words: str, needs: tuple[str, ...] = (), **parts: str) -> Robot:
+    given = {
+        "gravity": "0 0 -9.81", "ground": _GROUND, "height": "0.22", "legs": _LEG.format("a") + _LEG.format("b"),
+        "more": "", "actuators": _SERVOS, "sensors": "",
+    }  # fmt: skip
+    return built("robot", saved(folder, _ROBOT.format(**given | parts)), *words, needs=needs)
+
+
+@pytest.mark.parametrize(
+    ("ground", "name"),
+    [
+        ('<geom name="table" type="box" size="2 2 0.25" pos="0 0 0.25"/>', "a table on the floor"),
+        ('<geom name="slab" type="cylinder" size="3 0.5"/>', "a slab in the floor"),
+    ],
+)
+def test_ground_is_what_lies_below_the_robot(ground: str, name: str, tmp_path: Path) -> None:
+    found = walker(tmp_path, ground=_GROUND + ground, height="0.72")
+    assert (found.floor, found.home_height) == pytest.approx((0.5, 0.22)), name
+    assert not any(found.model.geom(geom).name == build.FLOOR for geom in range(found.model.ngeom))
+
+
+def test_feet_and_ground_of_a_model_with_contact_pairs_only_are_found(tmp_path: Path) -> None:
+    parts = {
+        name: text.replace("<geom", '<geom contype="0" conaffinity="0"')
+        for name, text in (("ground", _GROUND), ("legs", _LEG.format("a") + _LEG.format("b")))
+    }
+    pairs = "".join(f'<pair geom1="ground" geom2="{name}"/>' for name in "ab")
+    found = walker(tmp_path, **parts, sensors=f"</sensor><contact>{pairs}</contact><sensor>", needs=("feet",))
+    assert [[found.model.geom(geom).name for geom in foot] for foot in found.feet] == [["a"], ["b"]]
+    assert not any(found.model.geom(geom).name == build.FLOOR for geom in range(found.model.ngeom))
+
+
+def test_what_is_drawn_or_moves_is_no_ground(tmp_path: Path) -> None:
+    drawn = '<geom type="box" size="2 2 0.05" contype="0" conaffinity="0"/>'
+    ball = '<body pos="0 0 0.05"><freejoint/><geom size="0.02"/></body>'
+    assert walker(tmp_path, ground=_GROUND + drawn, more=ball).floor == 0.0
+
+
+def test_gyro_is_that_of_the_root_body_and_not_the_first_of_the_file(tmp_path: Path) -> None:
+    both = '<gyro name="of_head" site="front"/><gyro name="of_trunk" site="middle"/>'
+    for sensors, name in ((both, "of_trunk"), ('<gyro name="of_head" site="front"/>', build.ANGULAR_VELOCITY)):
+        found = walker(tmp_path, sensors=sensors)
+        assert found.model.sensor(found.root_sensor(mujoco.mjtSensor.mjSENS_GYRO)).name == name
+
+
+def test_down_is_where_gravity_points(tmp_path: Path) -> None:
+    found = walker(tmp_path, gravity="5 0 -5")
+    data, half = found.forward(), 0.5**0.5
+    seen = observations.TERMS["projected_gravity"](*moment(found))
+    np.testing.assert_allclose(seen, [half, 0.0, -half], rtol=1e-6)
+    assert float(found.upright(data)) == pytest.approx(half)
+    assert found.lean == pytest.approx(45.0, abs=1e-3)
+
+
+def test_joints_are_those_of_the_robot_without_play_and_doors(tmp_path: Path) -> None:
+    play = '<joint name="play" axis="0 1 0" range="-1 1"/>'
+    door = '<body><body><joint name="door" axis="0 0 1"/><geom size="0.1"/></body></body>'
+    legs = _LEG.format("a").replace("<geom", play + "<geom", 1) + _LEG.format("b") + _LEG.format("tail")
+    found = walker(tmp_path, legs=legs, more=door)
+    assert [joint.name for joint in found.joints] == ["neck", "a", "b", "tail"]
+    seen, unseen = build.passive(found.model, found.root)
+    assert [[found.model.joint(j).name for j in some] for some in (seen, unseen)] == [["tail"], ["play", "door"]]
+    measured = walker(tmp_path, legs=legs, more=door, sensors='<jointpos joint="play"/>')
+    assert "play" in [joint.name for joint in measured.joints]
+
+
+@pytest.mark.parametrize(
+    ("actuator", "down", "up"),
+    [
+        ('<motor joint="neck" ctrlrange="0 5"/>', 0.0, 5.0),
+        ('<motor joint="neck" ctrlrange="-3 5"/>', 3.0, 5.0),
+        ('<motor site="middle" gear="0 0 1 0 0 0.02" ctrlrange="0 5"/>', 0.0, 5.0),
+        ('<general joint="neck" gainprm="0.3" biastype="affine" biasprm="0 -100 -10" ctrlrange="0 255"/>', 0.0, 255.0),
+        ('<position joint="neck" kp="30" ctrlrange="0 2"/>', 0.0, 1.0),
+        ('<position joint="neck" kp="30" ctrlrange="-1 2"/>', 0.75, 0.75),
+    ],
+)
+def test_each_side_of_a_control_range_has_its_own_scale(actuator: str, down: float, up: float, tmp_path: Path) -> None:
+    found = walker(tmp_path, actuators=actuator)
+    task = config("robot", "arm").env.task
+    assert task is not None
+    assert actions.scales(found, task.actions).ravel().tolist() == pytest.approx([down, up])
+    for action, moved in ((-1.0, -down), (1.0, up)):
+        control = actions.controls(found, np.array([action], np.float32), task.actions)
+        assert float(control[0]) == pytest.approx(moved)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [('pos="0 0 0.1"', 'pos="0 nan 0.1"', "body_pos"), ('kp="30"', 'kp="nan"', "actuator_gainprm")],
+)
+def test_number_that_is_not_finite_is_one_line(old: str, new: str, named: str, tmp_path: Path) -> None:
+    walker(tmp_path)
+    path = tmp_path / "robot.xml"
+    path.write_text(path.read_text().replace(old, new))
+    assert f"has a NaN or an infinity in {named}; correct that number" in mistake("robot", path)
