@@ -21,7 +21,7 @@ APPS = (
     "brax_ppo", "doctor", "export", "gym", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6540, "run": 13_700, "apps": 9960}
+BUDGETS = {"core": 6540, "run": 13_910, "apps": 10_300}
 OTHERS = {"scripts": 3430, "tests": 30_000}
 DOCS = 5165  # lines of Markdown
 

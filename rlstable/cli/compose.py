@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -71,7 +72,14 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("rlstable.playground", playground.resolve, replace=True)
     OmegaConf.register_new_resolver("rlstable.many_actuators", playground.many_actuators, replace=True)
     OmegaConf.register_new_resolver("rlstable.short_episodes", playground.short_episodes, replace=True)
+    OmegaConf.register_new_resolver("rlstable.wandb_mode", _wandb_mode, replace=True)
     OmegaConf.register_new_resolver("rlstable.gymnasium_time_limit", _time_limit, replace=True)
+
+
+def _wandb_mode(default: str) -> str:
+    """The mode of Weights & Biases: never more than what its own variable allows."""
+    own = os.environ.get("WANDB_MODE", "")
+    return own if own in ("offline", "disabled") else default
 
 
 def _env_name(_root_: DictConfig) -> str:

@@ -77,7 +77,7 @@ class CommandConfig(TermConfig):
 
 
 class ScaleConfig(Section):
-    """Share of half an actuator's range that an action of 1 adds to its control at home."""
+    """Share of an actuator's range on the action's side of home that an action of 1 or -1 adds to its control."""
 
     position: Positive
     velocity: Positive

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from rlstable.config.defaults import defaults
 from rlstable.config.distributed import DistributedConfig
@@ -40,6 +40,21 @@ _LONG_EPISODE = 100_000  # steps; an evaluation of shorter episodes ends soon
 _AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval.num_envs=auto
 
 
+_YAML_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
+
+
+def _as_yaml(value: Any) -> Any:
+    """Numbers that YAML writes with a leading dot, and Hydra reads as text."""
+    if isinstance(value, dict):
+        return {key: _as_yaml(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_as_yaml(one) for one in value]
+    return _YAML_FLOATS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+Arguments = Annotated[dict[str, Any], BeforeValidator(_as_yaml)]
+
+
 def _absolute(path: str) -> str:
     return path if path.startswith(DESCRIPTIONS) else str(expand_home(path).absolute())
 
@@ -63,7 +78,7 @@ class EnvConfig(Section, at="env"):
     reset_pool_size: Count
     reset_pool_refresh: CountOrZero
     envs_per_pass: Count | None
-    kwargs: dict[str, Any] | None
+    kwargs: Arguments | None
     randomization_fn: str | None
     randomize: Flag
     impl: Literal["auto", "jax", "warp"]
@@ -155,7 +170,7 @@ class EvalConfig(Section, at="eval"):
     at_start: Flag
     deterministic: Flag
     randomize: Flag
-    env_kwargs: dict[str, Any] | None
+    env_kwargs: Arguments | None
     target_return: Finite | None
 
 

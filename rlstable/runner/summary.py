@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -61,6 +62,8 @@ def _services(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]
     if logging.wandb.mode == "offline" and logbook.wandb_run_id is not None:
         parts = f"{folder}{'/seed-*' * (config.seeds > 1)}/wandb/offline-run-*"  # a resumed run has one for each part
         rows.append(("wandb", f"offline; afterwards wandb sync {parts}"))
+    if logging.wandb.mode == "disabled" and os.environ.get("WANDB_MODE") == "disabled":
+        rows.append(("wandb", "disabled by WANDB_MODE"))
     return rows if logbook.wandb_url is None else [*rows, ("wandb", logbook.wandb_url)]
 
 

@@ -151,3 +151,34 @@ def test_resolver_in_saved_settings_is_text_and_is_not_called(tmp_path: Path, mo
     write_config(tmp_path, saved)
     for config in (read_config(tmp_path), compose([f"resume={tmp_path}", "ppo={num_envs: 32, batch_size: 64}"])):
         assert config.ppo.num_envs == 32 and config.env.kwargs == {"token": "${oc.env:RLSTABLE_TEST_SECRET}"}
+
+
+def test_infinity_as_yaml_writes_it_is_a_number_in_arguments_of_an_environment() -> None:
+    config = compose(
+        ["env=ant", "env.kwargs={range: [0.7, .inf], low: -.INF, name: x.inf}", "eval.env_kwargs={high: .inf}"]
+    )
+    assert config.env.kwargs == {"range": [0.7, np.inf], "low": -np.inf, "name": "x.inf"}
+    assert config.eval.env_kwargs == {"high": np.inf}
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "mode"),
+    [
+        (["logging=wandb"], None, "online"),
+        (["logging=wandb"], "offline", "offline"),
+        (["logging=wandb"], "disabled", "disabled"),
+        (["logging=wandb_offline"], "online", "offline"),
+        (["logging=wandb_offline"], "disabled", "disabled"),
+        (["logging=wandb", "logging.wandb.mode=online"], "disabled", "online"),
+    ],
+)
+def test_variables_of_wandb_replace_the_groups_defaults_but_not_what_is_typed(
+    words: list[str], own: str | None, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if own is not None:
+        monkeypatch.setenv("WANDB_MODE", own)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    found = compose(words).logging.wandb
+    assert (found.mode, found.project, found.entity, found.group) == (mode, "mine", "team", None)
