@@ -1,4 +1,4 @@
-"""Returns on real physics rise in a short training."""
+"""Returns on real physics rise in a short training, and shipped recipes start without trips."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 import rlstable
+from rlstable.cli.compose import compose
+from rlstable.runner.loop import TrainingLoop
+from rlstable.supervise.stop_reasons import StopReason
 
 SMALL = [
     "network=small", "logging=quiet", "devices=1", "ppo.num_envs=64", "ppo.batch_size=64", "ppo.num_minibatches=8",
@@ -51,3 +54,25 @@ def test_default_task_is_solved(tmp_path: Path) -> None:
     result = rlstable.fit(run_dir=tmp_path, devices=1, logging="quiet")
     assert result.stop_reason.name == "target_reached"
     assert result.metrics["eval/episode_reward"] >= 950.0
+
+
+ITERATIONS = 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["walker2d"])
+def test_recipe_for_an_accelerator_starts_without_a_trip_and_with_small_values(name: str, tmp_path: Path) -> None:
+    """With a value network of five layers and unclipped values, the value loss reached 10^8 within four iterations."""
+    words = [
+        f"env={name}",
+        "recipe_for=accelerator",
+        "devices=1",
+        "logging=quiet",
+        "checkpoint=off",
+        "eval.num_evals=1",
+    ]
+    steps = ITERATIONS * compose(words).env_steps_per_iteration
+    result = TrainingLoop(compose([*words, f"total_steps={steps}"]), tmp_path / "run").run()
+    assert result.stop_reason is StopReason.completed
+    assert not any(value for key, value in result.history[-1].items() if key.endswith("/trips"))
+    assert max(row["training/v_loss"] for row in result.history) < 100.0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rlstable.config import Config, ConfigError, load
 from rlstable.config.robot import TaskConfig
-from rlstable.config.schema import Section
+from rlstable.config.schema import Section, unknown_key
 
 MINIMAL = {"env": {"name": "fast"}}
 # An error message says what is allowed with at least one of these.
@@ -367,3 +367,22 @@ def test_normalizer_update_order_defaults_to_that_of_brax():
         ({"ppo.learning_rate_schedule": "ADAPTIVE_KL", "ppo.normalizer_update": "before"}, True),
     ):
         assert load(with_values(changes)).ppo.updates_normalizer_first is first
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("gamma", "did you mean ppo.discounting?"),
+        ("steps", "did you mean total_steps?"),
+        ("seed_count", "did you mean seeds?"),
+        ("eval.learning_rate", "did you mean ppo.learning_rate?"),
+        ("guards.max_share", "did you mean guards.storm.max_share?"),
+        ("seed.x", "seed is a value, not a section"),
+        (
+            "checkpoint.colour",
+            "allowed here: enabled, every, every_minutes, keep, keep_best, confirm_best, keep_period, asynchronous",
+        ),
+    ],
+)
+def test_unknown_key_suggests_the_key_that_was_meant(key: str, hint: str) -> None:
+    assert str(unknown_key(Config, key)) == f"{key}: unknown key; {hint}"

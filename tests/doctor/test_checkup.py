@@ -1,16 +1,17 @@
-"""Findings, numbers of environments and verdict of the doctor."""
+"""Findings, numbers of environments and verdict of the doctor, and the measured accuracy of matrix products."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from models import arm, found
 from toys import PointMass, tiny_config
 
 from rlstable.config import ConfigError
-from rlstable.doctor import checkup
-from rlstable.doctor.arithmetic import Accuracy
+from rlstable.doctor import arithmetic, checkup
+from rlstable.doctor.arithmetic import Accuracy, measure, undelivered
 from rlstable.doctor.checkup import Memory, Report, examine, machine_findings, memory_findings
 from rlstable.doctor.lints import Finding
 from rlstable.doctor.report import sections
@@ -127,3 +128,36 @@ def test_doctor_raises_the_errors_of_the_trainer(monkeypatch: pytest.MonkeyPatch
         examined(Bad(), monkeypatch)
     with pytest.raises(ConfigError, match=r"network\.policy_obs_key: the observation has no 'pixels'"):
         examined(PointMass(named=True), monkeypatch, network={"policy_obs_key": "pixels"})
+
+
+BFLOAT16 = Accuracy(1.5e-3, 2e-4, 8.0)
+
+
+def rounded(x: np.ndarray, bits: int) -> np.ndarray:
+    fraction, exponent = np.frexp(x.astype(np.float64))
+    return np.ldexp(np.round(np.ldexp(fraction, bits)), exponent - bits).astype(np.float32)
+
+
+def test_cpu_multiplies_in_float32_at_every_level() -> None:
+    measured = measure()
+    assert list(measured) == ["default", "high", "highest"]
+    assert {accuracy.kind for accuracy in measured.values()} == {"float32"}
+    assert all(accuracy.rms_error < 1e-7 for accuracy in measured.values())
+    assert undelivered(measured) == {}
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(24, "float32"), (16, "bfloat16 x3"), (11, "tf32"), (8, "bfloat16")])
+def test_arithmetic_of_a_product_is_recognised_by_its_error(
+    bits: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensor cores round the factors and sum in float32."""
+    monkeypatch.setattr(arithmetic, "_multiply", lambda x, y, level: rounded(x, bits) @ rounded(y, bits))
+    accuracy = measure()["default"]
+    assert accuracy.kind == kind
+    if bits < 20:  # with more bits the error of float32 sums dominates
+        assert accuracy.bits == pytest.approx(bits, abs=0.1)
+
+
+def test_precision_flag_that_the_device_ignores_is_reported() -> None:
+    assert undelivered({"default": TF32, "high": TF32, "highest": TF32}) == {"highest": "tf32"}
+    assert undelivered({"default": BFLOAT16, "high": BFLOAT16, "highest": FLOAT32}) == {"high": "bfloat16"}

@@ -12,9 +12,10 @@ import mujoco
 import numpy as np
 import pytest
 from browser import PHONE, needs_opengl, opened
-from commands import exit_code
+from commands import SIZES, exit_code
 from short_runs import trained
 
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.envs.episodes import Episodes
@@ -24,7 +25,7 @@ from rlstable.render import film
 from rlstable.render.__main__ import main
 from rlstable.render.framing import VIEW_ANGLE, Framing, frame_episode
 from rlstable.render.page import page
-from rlstable.render.recording import RecordedEpisodes, Recording, best_median_worst, record
+from rlstable.render.recording import RecordedEpisodes, Recording, best_median_worst, record, record_random
 from rlstable.render.scene import followed_body, make_scene, poses
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -284,3 +285,39 @@ def test_robot_stays_in_the_picture_and_fills_it(text: str, aspect: float) -> No
     else:
         assert np.ptp(framing.targets, axis=0).max() == 0.0  # the camera stands still
         assert np.ptp(places, axis=(0, 1)).max() > 0.3
+
+
+# --- an environment with random actions
+
+
+ARM = Path(__file__).parents[1] / "robot" / "models" / "arm.xml"
+WORDS = ["env=robot_reach", f"env.xml={ARM}", *SIZES]
+
+
+def test_robot_is_drawn_with_random_actions_before_any_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(main, "--json", "episodes=3", *WORDS) == 0
+    (page,) = json.loads(capsys.readouterr().out)
+    assert page["file"] == "runs/random/robot_reach/episodes.html"
+    assert [one["episode"] for one in page["episodes"]] == ["best", "median", "worst"]
+    assert "robot_reach, native, random actions" in (here / page["file"]).read_text()
+
+
+def test_seed_decides_the_random_actions() -> None:
+    first, same, other = (record_random(compose(WORDS), 1, seed).recordings[0].positions for seed in (1, 1, 2))
+    assert (first == same).all()
+    assert not (first == other).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["env=robot_reach"], "env.xml: is missing"),
+        ([*WORDS, "episodes=0"], "episodes: "),
+        ([*WORDS, "which=best"], "which: "),
+    ],
+)
+def test_mistake_is_one_line_with_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(main, *words) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"rlstable: {message}")

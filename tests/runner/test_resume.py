@@ -1,20 +1,173 @@
-"""Resuming: mistakes that are noticed before a state is read."""
+"""Resuming a run: other environments, tasks, schedules and settings, and mistakes before a state is read."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from toys import tiny_config
+import short_runs
+import yaml
+from saved import events, lines
+from short_runs import short_config
+from toys import assert_same, tiny_config
 
-from rlstable.config import ConfigError
+from rlstable.cli.compose import compose
+from rlstable.config import Config, ConfigError
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.policy import load_policy
+from rlstable.report.page import page
+from rlstable.report.run_record import read_record
 from rlstable.runner.host_state import HostState
-from rlstable.runner.resume import resume
+from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.resume import changes, resume
+from rlstable.supervise.return_watch import WatchMemory
+from rlstable.supervise.stop_reasons import StopReason
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
+ITERATION = 64  # environment steps: 16 unrolls of 4
+
+
+def config(total: int, **sections: Any) -> Config:
+    evaluation, checkpoint = {"num_evals": 2, "num_envs": 4}, {"every": 1, "asynchronous": False}
+    return short_config(**{"total_steps": total * ITERATION, "eval": evaluation, "checkpoint": checkpoint} | sections)
+
+
+def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_path: Path) -> None:
+    first = TrainingLoop(config(2), tmp_path)
+    first.run()
+    ppo = {**config(2).ppo.model_dump(), "num_envs": 16}
+    second = TrainingLoop(config(4, resume="auto", ppo=ppo), tmp_path)
+    second.single.log.logbook.wait()
+    (event,) = events(tmp_path, "environments_redrawn")
+    assert (event["num_envs"], event["step"]) == (16, 2 * ITERATION)
+    assert_same(second.single.state.params, first.single.state.params)
+    assert second.run().stop_reason is StopReason.completed
+    assert second.single.state.env_state.done.shape == (16,)
+    assert second.single.log.history[-1]["step"] == 4 * ITERATION
+
+
+def test_resume_that_staggers_the_environments_resets_them(tmp_path: Path) -> None:
+    TrainingLoop(config(2), tmp_path).run()
+    second = TrainingLoop(config(4, resume="auto", env={"stagger": True}), tmp_path)
+    second.single.log.logbook.wait()
+    assert len(events(tmp_path, "environments_redrawn")) == 1
+    assert np.asarray(second.single.state.env_state.info["steps"]).tolist() == [0, 1, 3, 4, 6, 7, 9, 10]
+
+
+def test_resume_with_another_task_compares_no_return_of_the_one_before(tmp_path: Path) -> None:
+    TrainingLoop(config(4), tmp_path).run()
+    second = TrainingLoop(config(8, resume="auto", env={"kwargs": {"bound": 1.0}}), tmp_path)
+    seed = second.single
+    assert seed.checkpoints.ranked() == [] and seed.checkpoints.all() == [2, 3, 4]
+    assert seed.host.best_return is None and seed.host.signs.best_return is None
+    assert seed.host.watch == WatchMemory() and seed.snapshots.best.empty
+    assert second.run().stop_reason is StopReason.completed
+    assert seed.checkpoints.ranked() == [(8, seed.host.best_return)]
+
+
+@pytest.mark.parametrize(("bound", "ended"), [(1.5, StopReason.target_reached), (1.0, None)])
+def test_target_that_another_task_reached_does_not_end_a_resumed_run(
+    tmp_path: Path, bound: float, ended: StopReason | None
+) -> None:
+    target = {"num_evals": 2, "num_envs": 4, "target_return": -1e6}
+    first = TrainingLoop(config(4, eval=target, env={"kwargs": {"bound": 1.5}}), tmp_path)
+    assert first.run().stop_reason is StopReason.target_reached
+    second = TrainingLoop(config(4, eval=target, resume="auto", env={"kwargs": {"bound": bound}}), tmp_path)
+    assert second.single.ended_before is ended
+    second.close()
+
+
+@pytest.mark.parametrize(("schedule", "rate"), [("constant", 3e-4), ("adaptive_kl", 0.5)])
+def test_resume_without_the_adaptive_schedule_starts_from_the_configured_rate(
+    tmp_path: Path, schedule: str, rate: float
+) -> None:
+    ppo = {**config(2).ppo.model_dump(), "learning_rate": 3e-4, "learning_rate_schedule": "adaptive_kl"}
+    first = TrainingLoop(config(1, ppo=ppo), tmp_path)
+    tuning = dataclasses.replace(first.single.state.tuning, learning_rate=jnp.float32(0.5))
+    first.single.saving.save(dataclasses.replace(first.single.state, tuning=tuning), None)
+    first.close()
+    second = TrainingLoop(config(2, ppo=ppo | {"learning_rate_schedule": schedule}, resume="auto"), tmp_path)
+    assert float(second.single.state.tuning.learning_rate) == np.float32(rate)
+    second.close()
+
+
+def test_resume_in_a_folder_without_a_checkpoint_says_that_training_starts_again(tmp_path: Path) -> None:
+    unsaved = {"enabled": False}
+    TrainingLoop(config(2, checkpoint=unsaved, resume="auto"), tmp_path).run()
+    assert not events(tmp_path, "started_again")
+    TrainingLoop(config(1, checkpoint=unsaved, resume="auto"), tmp_path).run()
+    (event,) = events(tmp_path, "started_again")
+    assert event["reason"] == "the folder has no checkpoint, so its earlier metrics are deleted"
+    steps = [row["step"] for row in lines(tmp_path / "metrics.jsonl")]
+    assert max(steps) == ITERATION
+
+
+def test_resume_that_restores_info_resets_the_environments(tmp_path: Path) -> None:
+    """The remedy of the sign `training_episodes_short`."""
+    env = {"name": "hostile.users:Limited"}
+    TrainingLoop(config(2, env=env), tmp_path).run()
+    second = TrainingLoop(config(4, resume="auto", env=env | {"restore_info": True}), tmp_path)
+    assert second.run().stop_reason is StopReason.completed
+    assert len(events(tmp_path, "environments_redrawn")) == 1
+
+
+ONE = {"total_steps": 64, "checkpoint": {"every": 1}}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return short_runs.trained(tmp_path_factory.mktemp("run"), **ONE).run_dir
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def edit(file: Path, section: str, key: str, value: Any) -> None:
+    settings = yaml.safe_load(file.read_text())
+    settings[section][key] = value
+    file.write_text(yaml.safe_dump(settings))
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    """The events of changed settings, without step and kind."""
+    return [{key: event[key] for key in ("key", "old", "new")} for event in events(folder, "configuration_changed")]
+
+
+def test_edited_and_typed_settings_are_events_and_on_the_page(folder: Path) -> None:
+    edit(folder / "config.yaml", "ppo", "num_resets_per_eval", 1)  # compiles no other program
+    # The folder is a copy, so the user has to trust it.
+    config = compose([f"resume={folder}", "total_steps=128", "trust=true"])
+    assert TrainingLoop(config, folder).run().stop_reason is StopReason.completed
+    assert told(folder) == [
+        {"key": "ppo.num_resets_per_eval", "old": 0, "new": 1},
+        {"key": "total_steps", "old": 64, "new": 128},
+    ]
+    html = page([read_record(folder)])
+    assert "<h2>Changed settings</h2>" in html
+    assert "<code>ppo.num_resets_per_eval</code></td><td><code>0</code></td><td><code>1</code></td>" in html
+    assert load_policy(folder, "latest").host["config"]["ppo"]["num_resets_per_eval"] == 1
+    # A change is logged once, not at every later resume.
+    TrainingLoop(compose([f"resume={folder}", "total_steps=192"]), folder).run()
+    assert [event["key"] for event in told(folder)] == ["ppo.num_resets_per_eval", "total_steps", "total_steps"]
+
+
+def test_changed_folders_and_loggers_are_not_logged(folder: Path) -> None:
+    saved = load_policy(folder, "latest").host["config"]
+    logging = {"console": "plain", "wandb": {"name": "other"}}
+    other = short_runs.short_config(**ONE, resume="auto", compile_cache=None, logging=logging)
+    assert changes(saved, other) == []
+    html = page([read_record(folder)])
+    assert "Changed settings" not in html
 
 
 @pytest.mark.parametrize(

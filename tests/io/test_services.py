@@ -1,4 +1,4 @@
-"""Weights & Biases receives rows and events; an outage of the service never ends a run."""
+"""Weights & Biases and TensorBoard receive rows and events; an outage of the service never ends a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 from saved import events
 from toys import tiny_config
 
+from rlstable.config import ConfigError
 from rlstable.config.run import WandbConfig
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
-from rlstable.io.services import Wandb
+from rlstable.io.services import TensorBoard, Wandb
 
 ONLINE = WandbConfig(mode="online", project="p", group="g", tags=("a", "b"))
 
@@ -121,3 +122,30 @@ def test_offline_wandb_writes_a_run_file(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
     [run] = (tmp_path / "wandb").glob(f"offline-run-*-{sink.run_id}")
     assert (run / f"run-{sink.run_id}.wandb").stat().st_size > 0
+
+
+def test_tensorboard_writes_finite_metrics_and_events(tmp_path, caplog):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    sink = TensorBoard(tmp_path)
+    sink.log(3, {"loss": 0.5, "bad": float("nan"), "none": None})
+    sink.event(3, "resumed", {"iteration": 1})
+    sink.close()
+    sink.close()
+    [path] = (tmp_path / "tensorboard").iterdir()
+    events, data = [], path.read_bytes()
+    while data:  # length, its checksum, record, its checksum
+        length = int.from_bytes(data[:8], "little")
+        events.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    values = [(event.step, value) for event in events for value in event.summary.value]
+    assert [(step, value.tag) for step, value in values] == [(3, "loss"), (3, "events/resumed/text_summary")]
+    assert values[0][1].simple_value == 0.5
+    assert not caplog.records
+
+
+def test_missing_tensorboard_is_an_error_with_the_command_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ConfigError, match=r"^logging\.tensorboard: .*pip install -e .*\[tensorboard\]"):
+        TensorBoard(tmp_path)
