@@ -310,7 +310,7 @@ class Loop:
         ends = []
         for ending in self.contract["endings"]:
             if ending["term"] == "fallen":
-                up = -np.dot(self.contract["down"], self.data.xmat[self.root].reshape(3, 3)[:, 2])
+                up = -self.contract["down"] @ self.data.xmat[self.root].reshape(3, 3) @ self.contract["up_axis"]
                 ends.append(not up >= math.cos(math.radians(ending["parameters"]["angle"])))
             elif ending["term"] == "too_low":
                 home = self.contract["default_height"]

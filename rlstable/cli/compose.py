@@ -25,14 +25,14 @@ from rlstable.io.run_folder import default_run_dir, read_settings
 
 # Sources of environments that an option of the group `env` selects, with an example of `env.name`.
 _EXAMPLES = {"gymnasium": "Ant-v5", "import": "<package.module:Class>", "playground": "CartpoleBalance"}
-_FOLDERS = ("resume", "hydra.run.dir", "hydra.sweep.dir", "compile_cache")
+_PATHS = ("resume", "hydra.run.dir", "hydra.sweep.dir", "compile_cache", "env.xml")
 _composing = threading.RLock()
 
 
 def prepared(words: Sequence[str]) -> list[str]:
     """The words of a command line as Hydra reads them; checks flags.
 
-    After a key of `_FOLDERS`, an existing folder is quoted and `~` becomes the home folder. `resume=latest` becomes the
+    After a key of `_PATHS`, an existing path is quoted and `~` becomes the home folder. `resume=latest` becomes the
     newest run folder, and `distributed=true` becomes `distributed.enabled=true`. With a resumed folder, terms of its
     task can be changed like other keys. Raises ConfigError without a run, and for a key without a value.
     """
@@ -50,7 +50,7 @@ def _as_hydra_reads(word: str) -> str:
         raise ConfigError(f"{key}: has no value; write {key}=<value>, or leave it out")
     if key == "distributed" and equals:
         return f"distributed.enabled={folder}"
-    if key not in _FOLDERS or not equals:
+    if key not in _PATHS or not equals:
         return word
     if word == "resume=latest":
         try:
@@ -60,7 +60,7 @@ def _as_hydra_reads(word: str) -> str:
     bare = folder.strip("'\"")
     if bare.startswith("~"):
         return f"{key}={literal(expand_home(bare))}"
-    return f"{key}={literal(folder)}" if folder not in ("auto", "null") and Path(folder).is_dir() else word
+    return f"{key}={literal(folder)}" if folder not in ("auto", "null") and Path(folder).exists() else word
 
 
 def register_resolvers() -> None:

@@ -58,7 +58,7 @@ def simulate(robot: Robot, task: TaskConfig, size: float, shorter: int = 1) -> T
             if data.time > _SECONDS - _LAST:
                 height = float(data.xpos[robot.root, 2]) - robot.floor
                 lowest = min(lowest, height / robot.home_height if robot.home_height > AT_FLOOR else 1.0)
-                upright = min(upright, -float(robot.down @ data.xmat[robot.root].reshape(3, 3)[:, 2]))
+                upright = min(upright, -float(robot.down @ data.xmat[robot.root].reshape(3, 3) @ robot.up_axis))
     return Trial(None, speed, lowest, upright)
 
 

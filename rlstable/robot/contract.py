@@ -61,10 +61,12 @@ def contract(env: RobotEnv) -> Entry:
         "default_height": robot.home_height,
         "floor_height": robot.floor,
         "down": _shortest(robot.down),
+        "up_axis": _shortest(robot.up_axis),
         "foot_sensors": [_contacts(robot.model, foot) for foot in robot.feet],
         "endings": [
             {"name": name, "term": config.path(name), "parameters": _parameters(env.lists.endings[name])}
             for name, config in task.endings.items()
+            if robot.moves or config.path(name) != "fallen"
         ],
         "model_hash": hashlib.sha256(binary(robot.model)).hexdigest(),
         "model_additions": _additions(robot, task),

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from pydantic import Field
 
-from rlstable.config import ConfigError
 from rlstable.config.schema import Finite, Positive
 from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
@@ -19,13 +18,9 @@ Degrees = Annotated[Finite, Field(gt=0, le=180)]
 
 
 def fallen(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, angle: Degrees = 60.0) -> jax.Array:
-    """The root body leans by more than `angle` degrees."""
-    if robot.lean >= angle:
-        name = robot.model.body(robot.root).name
-        raise ConfigError(
-            f"angle: the root body {name} leans by {robot.lean:.0f} degrees at home already; turn the frame of this "
-            "body until its z axis points up, or set the ending to null"
-        )
+    """The root body leans by more than `angle` degrees; never true of a robot whose base is fixed."""
+    if not robot.moves:
+        return jnp.zeros((), bool)
     return ~(robot.upright(data) >= math.cos(math.radians(angle)))
 
 

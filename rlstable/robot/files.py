@@ -41,11 +41,14 @@ try:
 except (ValueError, OSError):
     pass  # macOS has no such limit
 mujoco.set_mju_user_warning(lambda _: None)  # MuJoCo would write a file
+doing = "read"
 try:
     text = sys.stdin.read()
-    (mujoco.MjSpec.from_string(text) if text else mujoco.MjSpec.from_file(sys.argv[1])).compile()
+    model = mujoco.MjSpec.from_string(text) if text else mujoco.MjSpec.from_file(sys.argv[1])
+    doing = "compiled"
+    model.compile()
 except Exception as error:
-    print(" ".join(str(error).split())[:300] or type(error).__name__)
+    print(f"cannot be {doing}:", " ".join(str(error).split())[:300] or type(error).__name__)
     sys.exit(3)
 """
 
@@ -87,7 +90,7 @@ def _tried(path: str, _: int, text: str) -> str | None:
         return f"cannot be read within {_PATIENCE:.0f} s; make it smaller"
     if tried.returncode < 0:
         return "crashes MuJoCo; it may be damaged, attach or include itself, or need too much memory"
-    return f"cannot be read: {tried.stdout.strip()}" if tried.returncode else None
+    return tried.stdout.strip() if tried.returncode else None
 
 
 def _check_names(spec: mujoco.MjSpec, xml: str) -> None:
@@ -181,6 +184,10 @@ def _located(xml: str) -> Path:
     path = Path(_described(xml.removeprefix(DESCRIPTIONS)) if xml.startswith(DESCRIPTIONS) else xml)
     if not path.is_file():
         raise ConfigError(f"env.xml: there is no file {path}; give the path of an MJCF or URDF file")
+    if path.suffix == ".xacro":
+        raise ConfigError(
+            f"env.xml: {path} has macros; expand them first: xacro {path.name} > {path.stem}, and give that"
+        )
     return path
 
 

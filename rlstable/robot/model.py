@@ -20,6 +20,7 @@ _FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE, _HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
 _SAMPLES = 2000  # random poses that say what the robot can reach
 AT_FLOOR = 1e-3  # m; a lower root body is at the floor
+_UPRIGHT = 0.9  # cosine of the angle of a z axis that is meant to point up; robots lean at home
 _FIXED = 1e-4  # m; positions of a site within this range are one place
 
 
@@ -89,7 +90,7 @@ class Robot:
         floor: Height of the ground below the root body at home.
         down: Direction of gravity, `[3]`.
         weight: Mass of the robot times gravity, in newtons.
-        lean: Degrees between the root body's z axis and the direction up at home.
+        up_axis: The direction up at home, in the frame of the root body, `[3]`; exporters of CAD programs turn frames.
     """
 
     def __init__(self, path: str, task: TaskConfig, touching: Collection[str] = (), needs: Collection[str] = ()):
@@ -132,8 +133,8 @@ class Robot:
         self.down = np.array(model.opt.gravity / pull if pull else (0.0, 0.0, -1.0), np.float32)
         self.weight = float(mass * pull) or 1.0
         self.home_height = float(at_home.xpos[self.root, 2]) - self.floor
-        upright = -float(self.down @ at_home.xmat[self.root].reshape(3, 3)[:, 2])
-        self.lean = float(np.degrees(np.arccos(np.clip(upright, -1.0, 1.0))))
+        up = -self.down @ at_home.xmat[self.root].reshape(3, 3)
+        self.up_axis = np.array((0.0, 0.0, 1.0) if up[2] > _UPRIGHT else up, np.float32)
         self._touching = {name: build.geoms_of(model, name) for name in touching}
 
     # --- arrays of facts
@@ -171,8 +172,8 @@ class Robot:
         return data.xmat[self.root]
 
     def upright(self, data: Any) -> jax.Array:
-        """Cosine of the angle between the root body's z axis and the direction up."""
-        return -(jnp.asarray(self.down) @ self.rotation(data)[:, 2])
+        """Cosine of the angle by which the root body leans from home."""
+        return -(jnp.asarray(self.down) @ self.rotation(data) @ jnp.asarray(self.up_axis))
 
     def sensor(self, data: Any, name: str) -> jax.Array:
         """The numbers of a sensor."""

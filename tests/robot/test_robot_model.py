@@ -270,9 +270,23 @@ def test_keyframe_without_the_free_joint_of_the_task_is_one_line(tmp_path: Path)
     assert "qpos of keyframe home has 1 numbers, and the model has 8" in found and "env.task.free_base" in found
 
 
-def test_root_body_that_leans_at_home_as_far_as_the_ending_is_one_line(tmp_path: Path) -> None:
-    found = mistake("robot_stand", saved(tmp_path, ACROBOT.replace('pos="0 0 2"', 'pos="0 0 2" euler="180 0 0"')))
-    assert found.startswith("env.task.endings.fallen.angle: the root body upper leans by 180 degrees at home already")
+@pytest.mark.parametrize("lying", [False, True])
+def test_robot_falls_from_its_home_even_if_its_frame_lies_there_and_a_fixed_one_never(
+    lying: bool, tmp_path: Path
+) -> None:
+    found = walker(tmp_path)
+    if lying:
+        path = tmp_path / "robot.xml"
+        path.write_text(path.read_text().replace('name="trunk"', 'name="trunk" euler="90 0 0"'))
+        found = built("robot", path)
+    for degrees, falls in ((0, False), (50, False), (70, True)):
+        qpos, turn, turned = np.array(found.home), np.zeros(4), np.zeros(4)
+        mujoco.mju_euler2Quat(turn, np.radians([0.0, degrees, 0.0]), "xyz")
+        mujoco.mju_mulQuat(turned, turn, qpos[3:7])
+        qpos[3:7] = turned
+        assert bool(endings.TERMS["fallen"](*moment(found, qpos))) is falls, degrees
+    fixed = built("robot_stand", saved(tmp_path, ACROBOT.replace('pos="0 0 2"', 'pos="0 0 2" euler="180 0 0"')))
+    assert not bool(endings.TERMS["fallen"](*moment(fixed)))
 
 
 def test_fixed_robot_below_the_origin_is_not_too_low_at_home(tmp_path: Path) -> None:
@@ -431,8 +445,8 @@ def test_down_is_where_gravity_points(tmp_path: Path) -> None:
     data, half = found.forward(), 0.5**0.5
     seen = observations.TERMS["projected_gravity"](*moment(found))
     np.testing.assert_allclose(seen, [half, 0.0, -half], rtol=1e-6)
-    assert float(found.upright(data)) == pytest.approx(half)
-    assert found.lean == pytest.approx(45.0, abs=1e-3)
+    assert float(found.upright(data)) == pytest.approx(1.0)
+    np.testing.assert_allclose(found.up_axis, [-half, 0.0, half], rtol=1e-6)
 
 
 def test_joints_are_those_of_the_robot_without_play_and_doors(tmp_path: Path) -> None:
