@@ -26,6 +26,7 @@ from rlstable.config.schema import first_line
 from rlstable.io.files import one_line, read
 
 _MAIN_URDF = "robot.urdf"
+_COMPILED = "cannot be compiled"
 _PATIENCE = 60.0  # seconds for reading a model
 _MEMORY = 64 * 2**30  # bytes that reading a model may ask for
 _LARGEST = 2**29  # bytes of an unpacked model; an archive of 1 MB may hold 50 MB more than 16
@@ -64,7 +65,8 @@ def opened(xml: str) -> Iterator[mujoco.MjSpec]:
         try:
             urdf = _urdf(path)
             text = "" if urdf is None else _text(urdf, _meshes(urdf, path))
-            if unreadable := _tried(str(path), path.stat().st_mtime_ns, text):
+            unreadable = _tried(str(path), path.stat().st_mtime_ns, text)
+            if unreadable and (not unreadable.startswith(_COMPILED) or "allocate" in unreadable):
                 raise ConfigError(f"env.xml: {xml} {unreadable}")
             outside = [] if folder is None else [file for file in _needed(path) if not file.is_relative_to(folder)]
             if outside:
@@ -80,7 +82,10 @@ def opened(xml: str) -> Iterator[mujoco.MjSpec]:
 
 @functools.lru_cache(maxsize=64)
 def _tried(path: str, _: int, text: str) -> str | None:
-    """Why another process could not compile a model, as words after its name; None if it could."""
+    """Why another process could not compile a model, as words after its name; None if it could.
+
+    The words `_COMPILED` begin a mistake in the model, for which `build` may have a better line.
+    """
     command = [sys.executable, "-P", "-c", _TRIAL, path, str(_MEMORY)]
     try:
         tried = subprocess.run(

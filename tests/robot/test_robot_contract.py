@@ -227,5 +227,5 @@ def test_terms_that_a_strangers_folder_names_are_imported_only_with_trust(
     opened(tmp_path, monkeypatch, OWN)
     tmp_path.chmod(0o777)
     assert exit_code(export, f"run={tmp_path}") == 2
-    assert "env.task: test_robot_contract:lean" in capsys.readouterr().err
+    assert "env.task=test_robot_contract:lean" in capsys.readouterr().err
     assert exit_code(export, f"run={tmp_path}", "trust=true", "format=onnx") == 0
