@@ -13,7 +13,7 @@ class LimiterConfig(Section, at="guards.limiters"):
     """Bounds in normal operation; null disables a bound."""
 
     reward: Positive | None
-    reward_outlier: Annotated[Finite, Field(gt=1)] | None
+    reward_outlier: Annotated[Finite, Field(gt=0)] | None
     observation: Positive | None
     observation_outlier: Positive | None
     observation_shift: Annotated[Finite, Field(gt=1)] | None

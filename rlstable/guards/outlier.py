@@ -59,8 +59,8 @@ def bound(magnitudes: Magnitudes, factor: float) -> jax.Array:
     The usual magnitude is the largest one that is not rare, rounded up to a power of two. Rare are the largest 2 % of
     all numbers, but no more than half of the numbers other than zero. Numbers above 8 usual magnitudes are outlying.
     With the share p of outlying numbers the bound is `factor / sqrt(p)` usual magnitudes, or `factor / (20 p)` if it is
-    smaller; p counts as at least 1 / 4,096. So outlying numbers add at most a root mean square of `factor` usual
-    magnitudes, and at most a mean of a twentieth of that, however large and however many they are.
+    smaller, but at least 8; p counts as at least 1 / 4,096. So outlying numbers add at most a root mean square of
+    `factor` usual magnitudes, or 8 at a share of 2 %, however large they are.
     """
     above, total = magnitudes
     rare = jnp.minimum(_RARE * total, _MOST * above[0])
@@ -68,7 +68,7 @@ def bound(magnitudes: Magnitudes, factor: float) -> jax.Array:
     outlying = above[jnp.minimum(place + _OUTLYING, len(_EDGES) - 1)] / jnp.maximum(total, 1.0)
     ratio = 1.0 / jnp.maximum(outlying, _LEAST_SHARE)
     usual = jnp.array((jnp.inf, *_EDGES[1:], jnp.inf), jnp.float32)[place]
-    return usual * factor * jnp.minimum(jnp.sqrt(ratio), _MEAN * ratio)
+    return usual * jnp.maximum(factor * jnp.minimum(jnp.sqrt(ratio), _MEAN * ratio), 2.0**_OUTLYING)
 
 
 def within(norm: jax.Array, level: jax.Array, factor: float) -> jax.Array:

@@ -21,9 +21,6 @@ from rlstable.ppo.records import Collected
 # A prize may exceed what the value network expects by this factor. It is learned in some visits, and the errors of a
 # value network, which are about the size of usual rewards, hardly widen the bound.
 _EXPECTED = 8.0
-# A prize must attract at its first visits, or the policy moves away before the value network expects it. A penalty need
-# not: the policy sees it until it avoids it.
-_PENALTY = 0.25
 
 
 class RewardState(NamedTuple):
@@ -93,7 +90,7 @@ def shape(
 
 
 def _bounded(reward: jax.Array, bound: jax.Array, expected: Callable[[], jax.Array]) -> jax.Array:
-    """Rewards clipped to `[-bound / 4, bound]`, extended by a multiple of the reward that the value network expects.
+    """Rewards clipped to `[-bound, bound]`, extended by a multiple of the reward that the value network expects.
 
     The value network learns where a task pays a rare prize, so a prize counts more from visit to visit, and at last in
     full. It cannot expect a glitch, which may strike anywhere.
@@ -102,10 +99,10 @@ def _bounded(reward: jax.Array, bound: jax.Array, expected: Callable[[], jax.Arr
     def clip(reward: jax.Array) -> jax.Array:
         expects = expected()
         expects = _EXPECTED * jnp.where(jnp.isfinite(expects), expects, 0.0)
-        clipped = jnp.clip(reward, jnp.minimum(expects, 0.0) - _PENALTY * bound, jnp.maximum(expects, 0.0) + bound)
+        clipped = jnp.clip(reward, jnp.minimum(expects, 0.0) - bound, jnp.maximum(expects, 0.0) + bound)
         return jnp.where(jnp.isfinite(reward), clipped, reward)  # clipping would turn infinity into a good reward
 
-    return apply_if(jnp.any((reward > bound) | (reward < -_PENALTY * bound)), clip, reward)
+    return apply_if(jnp.any(jnp.abs(reward) > bound), clip, reward)
 
 
 def _discounted(data: Collected, running: jax.Array, discount: float) -> tuple[jax.Array, jax.Array]:

@@ -168,14 +168,14 @@ def test_rare_reward_is_clipped_before_it_enters_the_normalisation():
     data = transition(rewards, value=np.zeros_like(rewards, np.float32))
     state, shaped, metrics = shaping(1, None, NORMALIZED, 2.0)(reward.init(ENVS, NORMALIZED, LIMITED), data)
     np.testing.assert_allclose(metrics["limiters/reward_outlier/active"], 1 / 80, rtol=1e-6)
-    np.testing.assert_allclose(np.min(shaped.reward) / np.max(shaped.reward), -BOUND / 4, rtol=1e-5)
+    np.testing.assert_allclose(np.min(shaped.reward) / np.max(shaped.reward), -BOUND, rtol=1e-5)
     assert state.statistics.std < BOUND
 
 
 @pytest.mark.parametrize(
     ("paid", "expected", "learned"),
-    [(300.0, 0.0, BOUND), (300.0, 2.0, BOUND + 16.0), (300.0, 50.0, 300.0), (-300.0, 2.0, -BOUND / 4),
-     (-300.0, -2.0, -BOUND / 4 - 16.0)],
+    [(300.0, 0.0, BOUND), (300.0, 2.0, BOUND + 16.0), (300.0, 50.0, 300.0), (-300.0, 2.0, -BOUND),
+     (-300.0, -2.0, -BOUND - 16.0)],
 )  # fmt: skip
 def test_rare_prize_counts_for_a_multiple_of_what_the_value_network_expects(paid, expected, learned):
     rewards, plain = unit_rewards(paid), config()
