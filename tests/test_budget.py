@@ -23,7 +23,7 @@ APPS = (
 )  # fmt: skip
 BUDGETS = {"core": 6540, "run": 13_910, "apps": 10_300}
 OTHERS = {"scripts": 3430, "tests": 30_000}
-DOCS = 5165  # lines of Markdown
+DOCS = 5205  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:
