@@ -107,11 +107,13 @@ def read_yaml(path: Path) -> Any:
 
 # Texts of pages, of the versions in machine.json and in a policy's metadata, of results, and of play.py.
 _OWN = (b"<title>rlstable: ", b'"rlstable": "', b'"stop_reason": "', b'"""Runs an exported policy of a robot')
+_OF_EVENTS = b'"kind": "'
 
 
 def require_replaceable(folder: Path, names: Iterable[str], key: str) -> None:
     """Raises a `ConfigError` that names the key if a folder holds a file of these names, and none of them is ours."""
-    held = [path for path in (folder / name for name in names) if os.path.lexists(path)]
+    found = (path for path in (folder / name for name in names) if os.path.lexists(path))
+    held = [path for path in found if not path.is_dir() or any(path.iterdir())]  # a failed start leaves empty folders
     if held and not any(_is_own(path) for path in held):
         raise ConfigError(f"{key}: {held[0]} would be replaced, and rlstable did not write it; choose another folder")
 
@@ -121,7 +123,7 @@ def _is_own(path: Path) -> bool:
         content = read(path)
     except (OSError, ConfigError):
         return False
-    return any(mark in content for mark in _OWN)
+    return any(mark in content for mark in _OWN) or (path.suffix == ".jsonl" and _OF_EVENTS in content)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
