@@ -49,7 +49,7 @@ def require_trust(file: Path, config: Config, trust: bool, how: str = "trust=tru
         if _exposed_to_others(path.stat()):
             raise ConfigError(
                 f"run: {file} names code outside rlstable, Brax and Playground, {key}={code}, and another user owns "
-                f"{path} or may write it; chmod go-w your own folder, or read that code, then add {how}"
+                f"{path} or may write it; read that code, then add {how}, or chmod go-w your own folder"
             )
 
 
