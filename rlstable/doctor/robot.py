@@ -222,12 +222,7 @@ def _reach(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
 
 
 def _passive(robot: Robot) -> Iterator[Finding]:
-    seen, unseen = build.passive(robot.model, robot.root)
-    kept = {joint.index for joint in robot.joints}
-    shown = names(robot.model, "joint", [joint for joint in seen if joint in kept])
-    if shown:
-        what = "no actuator moves this joint, and the policy observes it: the robot needs an encoder there"
-        yield Finding("note", "passive joint", tuple(shown), what, "nothing, if it has one; else leave out joint terms")
+    _, unseen = build.passive(robot.model, robot.root)
     if unseen:
         what = "no actuator and no sensor: the policy does not observe this joint"
         advice = "a jointpos sensor in the model, if the robot can measure it"
