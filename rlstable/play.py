@@ -310,7 +310,11 @@ class Loop:
         ends = []
         for ending in self.contract["endings"]:
             if ending["term"] == "fallen":
-                up = -self.contract["down"] @ self.data.xmat[self.root].reshape(3, 3) @ self.contract["up_axis"]
+                up = (
+                    -np.array(self.contract["down"])
+                    @ self.data.xmat[self.root].reshape(3, 3)
+                    @ self.contract["up_axis"]
+                )
                 ends.append(not up >= math.cos(math.radians(ending["parameters"]["angle"])))
             elif ending["term"] == "too_low":
                 home = self.contract["default_height"]

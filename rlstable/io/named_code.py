@@ -19,7 +19,7 @@ from rlstable.config import ConfigError
 
 
 class _Named(NamedTuple):
-    """Where an import path comes from, and what the user writes to trust it."""
+    """Origin of an import path, and what the user writes to trust it."""
 
     file: Path
     how: str

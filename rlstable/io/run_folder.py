@@ -143,7 +143,8 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
 
 def require_own(run_dir: Path) -> None:
     """Raises a `ConfigError` that names the file if a folder holds what a run would replace, and no run."""
-    require_replaceable(run_dir, _WRITTEN, "hydra.run.dir")
+    of_seeds = (f"{folder.name}/machine.json" for folder in seed_folders(run_dir))
+    require_replaceable(run_dir, (*_WRITTEN, *of_seeds), "hydra.run.dir")
 
 
 def require_the_same_seeds(run_dir: Path, seeds: range) -> None:

@@ -88,7 +88,7 @@ def _start_wandb(config: WandbConfig, run_dir: Path, run_config: Mapping[str, An
     if "finish_timeout" in getattr(wandb.Settings, "model_fields", ()):  # not in every supported version
         settings["finish_timeout"] = _TIMEOUT
     return wandb.init(
-        **config.model_dump() | {"tags": list(config.tags) or None},  # None leaves WANDB_TAGS in force
+        **config.model_dump() | {"tags": config.tags or None},  # None leaves WANDB_TAGS in force
         dir=str(run_dir),
         id=run_id,
         config=to_json(run_config),

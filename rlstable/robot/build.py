@@ -129,9 +129,9 @@ def at_root(model: mujoco.MjModel, kind: mujoco.mjtSensor, root: int) -> list[in
 
 
 def passive(model: mujoco.MjModel, root: int) -> tuple[list[int], list[int]]:
-    """Hinges and slides that no actuator moves by a joint: those of the robot that it sees, and those that nobody sees.
+    """Hinges and slides that no actuator drives: those that the policy observes, and the others.
 
-    Nobody sees the play of gears, and joints of doors and objects, unless a sensor of the model measures them.
+    The others are the play of gears, and joints of doors and objects, unless a sensor of the model measures them.
     """
     own, driven = own_bodies(model, root), set(actuators.driven(model))
     at_joint = model.sensor_objid[np.isin(model.sensor_type, _OF_JOINTS)]

@@ -217,7 +217,7 @@ class Seeds:
                     console = SeedConsole(self._console, number)
                     args = (programs, functools.partial(self._take_row, number), console, self._page)
                     self.opened[number] = open_seed(config.of_seed(number, group), folder, *args)
-            write_config(run_dir, config.model_dump(mode="json"), programs.machine)
+            write_config(run_dir, config.model_dump(mode="json"))
         if any(has_shared(seed.state.env_state) for seed in self.opened.values()):
             raise ConfigError(
                 f"seeds: {config.env.name} keeps the contacts of all environments in one array (MJX-Warp), which "
