@@ -174,9 +174,11 @@ def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False)
             f"{path} is not the model that the policy was trained on ({reason}); give robot.mjb, which export writes, "
             "or add --any-model"
         )
-    has, needs = (own.nq, own.nu), (np.size(contract["default_qpos"]), len(contract["actuators"]))
+    actuators = contract["actuators"]
+    states = sum(one["activation"] is not None for one in actuators)
+    has, needs = (own.nq, own.nu, own.na), (np.size(contract["default_qpos"]), len(actuators), states)
     if has != needs:
-        raise Refused(f"{path}: {has} are its numbers of positions and actuators, and the policy needs {needs}")
+        raise Refused(f"{path}: {has} are its numbers of positions, actuators and their states, but {needs} are needed")
     own.vis.headlight.ambient[:], own.vis.headlight.diffuse[:] = 0.4, 0.6  # else films and the viewer are dark
     return own
 
@@ -200,6 +202,8 @@ def _completed(path: Path, contract: Mapping[str, Any]) -> mujoco.MjModel:
                 getattr(actuator, field)[:] = value
             else:
                 setattr(actuator, field, value)
+    for name, body in added["link_sites"].items():
+        _found(spec.bodies, "body", body).add_site(name=name)
     root.add_site(name=added["root_site"])
     for sensor in sensors:
         kinds = {"type": mujoco.mjtSensor(sensor["type"]), "objtype": mujoco.mjtObj(sensor["objtype"])}
@@ -231,6 +235,7 @@ class Loop:
         self.command = _command(contract, command)
         self._terms = [(entry, measurement(model, contract, entry)) for entry in contract["observations"]]
         self._home, self._low, self._high = (self._of_actuators(key) for key in ("home", "low", "high"))
+        self._activation = [one["activation"] for one in self._actuators if one["activation"] is not None]
         self._scales = [np.array(contract[key], np.float32) for key in ("action_scale_down", "action_scale")]
         self.root = _found(_all(model, "body"), "body", contract["root_body"]).id
         self._feet = [np.concatenate([_numbers(model, one) for one in foot]) for foot in contract["foot_sensors"]]
@@ -242,7 +247,7 @@ class Loop:
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:] = self.contract["default_qpos"] if qpos is None else qpos
         self.data.qvel[:] = 0.0 if qvel is None else qvel
-        self.data.ctrl[:] = self._home
+        self.data.ctrl[:], self.data.act[:] = self._home, self._activation
         mujoco.mj_forward(self.model, self.data)
         kept = max(2, self._delay + 1)
         self.actions = collections.deque([np.zeros(self.model.nu, np.float32)] * kept, maxlen=kept)
@@ -372,6 +377,8 @@ def measurement(
             return lambda loop: contract["down"] @ loop.data.xmat[root].reshape(3, 3)
         case "gyro" | "accelerometer" | "linear_velocity" | "sensor":
             return lambda loop: loop.data.sensordata[groups[0]]
+        case "activations":
+            return lambda loop: np.append(loop.data.act, 0.0)[model.actuator_actadr]
         case "contact" | "foot_contacts":
             return lambda loop: np.array([loop.data.sensordata[group].max() > 0 for group in groups])
         case "height":

@@ -102,6 +102,7 @@ class ActionConfig(Section):
     scale: ScaleConfig
     stiffness: Annotated[dict[str, Positive] | None, *_ForJoints]
     damping: Annotated[dict[str, NonNegative] | None, *_ForJoints]
+    force: Annotated[dict[str, Positive] | None, *_ForJoints]
     clip: Positive | None
     delay: Steps
     filter: Annotated[Share, Field(lt=1)]
@@ -111,6 +112,8 @@ class ActionConfig(Section):
         for key in ("stiffness", "damping"):
             servo = self.control in ("position", "velocity") or getattr(self, key) is None
             require(servo, key, "needs control=position or control=velocity; auto keeps the model's own gains")
+        converts = self.control != "auto" or self.force is None
+        require(converts, "force", "needs another control than auto, which keeps the model's own forces")
         return self
 
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser(
         "doctor",
-        "Examines device, arithmetic, memory and physics before a run, and reports problems.",
+        "Examines device, memory and physics before a run, and reports problems.",
         _EPILOG,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for rlstable.train")

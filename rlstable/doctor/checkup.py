@@ -1,4 +1,4 @@
-"""Examines a configuration on this machine before training: arithmetic, physics, rewards, memory."""
+"""Examines a configuration on this machine before training: physics, rewards, memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from rlstable.config.schema import first_line
 from rlstable.device import machine, sharding
 from rlstable.device.mjx import uses_warp
 from rlstable.device.seed_devices import device_count_for
-from rlstable.doctor import arithmetic
 from rlstable.doctor import robot as look
-from rlstable.doctor.arithmetic import Accuracy
 from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
 from rlstable.doctor.playing import actuator_reach, fading_rewards, play, reward_size
 from rlstable.doctor.robot import RobotFacts
@@ -72,7 +70,6 @@ class Report:
     task: str
     engine: str
     machine: dict[str, str]  # devices, drivers, versions and settings, each a line
-    products: dict[str, Accuracy]  # of matrix products by level
     memory: Memory | None  # of training; None if the program could not be built
     findings: tuple[Finding, ...]  # worst first
     robot: RobotFacts | None = None  # of a model file
@@ -109,13 +106,11 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         notify(f"compiled programs are not cached for training (compile_cache): {not_cached}")
     setup = TrainingSetup(config, mesh)
     env = setup.single
-    notify("measuring matrix products")
-    products = arithmetic.measure()
     this_machine = machine_of(os.environ)
     engine, model = setup.loaded.backend or "mjx", model_of(env)
     looked: RobotFacts | None = None
     in_jax = config.env.source == "robot" and not uses_warp(env)
-    findings = [*machine_findings(this_machine, in_jax), *precision_findings(config, products)]
+    findings = machine_findings(this_machine, in_jax)
     if model is None:
         what = "the environment has no MuJoCo model (sys.mj_model or mj_model), so that its physics was not examined"
         findings.append(Finding("note", "physics", (), what, "nothing, if the environment needs no MuJoCo"))
@@ -141,7 +136,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         what = f"the training program cannot be built: {type(error).__name__}: {first_line(error)}"
         findings.append(Finding("error", "program", (), what, "python -m rlstable.train prints the traceback"))
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Report(config.env.name, engine, this_machine, products, usage, tuple(findings), looked)
+    return Report(config.env.name, engine, this_machine, usage, tuple(findings), looked)
 
 
 def _robot(config: Config, robot: Robot, notify: Callable[[str], None]) -> tuple[RobotFacts, list[Finding]]:
@@ -197,20 +192,6 @@ def machine_findings(found: Mapping[str, str], robot_in_jax: bool) -> list[Findi
     what = f"there is an NVIDIA GPU, but JAX computes on {found['device']}"
     advice = f"{install('cuda12')}, and check that JAX_PLATFORMS does not hide the GPU"
     return [Finding("warning", "device", (found["nvidia-smi"],), what, advice)]
-
-
-def precision_findings(config: Config, products: dict[str, Accuracy]) -> list[Finding]:
-    """Finds levels that deliver less than their name, and a default level below float32."""
-    level, found = config.precision.matmul, []
-    for name, kind in arithmetic.undelivered(products).items():
-        what = f"precision.matmul={name} delivers only {kind} on this device"
-        advice = "another version of JAX or of the driver, or NVIDIA_TF32_OVERRIDE=0"
-        found.append(Finding("warning" if name == level else "note", "precision", (), what, advice))
-    if level == "default" and products[level].kind != "float32":
-        what = f"matrix products are {products[level].kind}, {products[level].bits:.0f} bits instead of 24"
-        advice = "fast and usually accurate enough; precision=highest if a task learns only on other devices"
-        found.append(Finding("note", "precision", (), what, advice))
-    return found
 
 
 def _memory(config: Config, setup: TrainingSetup, mesh: Mesh, compiles: bool, notify: Callable[[str], None]) -> Memory:

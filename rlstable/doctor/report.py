@@ -9,7 +9,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from rlstable.doctor import arithmetic
 from rlstable.doctor.checkup import Memory, Report
 from rlstable.doctor.robot import RobotFacts
 from rlstable.supervise.memory import readable
@@ -22,7 +21,6 @@ def sections(report: Report) -> list[tuple[str, Table | Text]]:
     return [
         *(_robot(report.robot) if report.robot else []),
         ("Machine", _pairs([(name, line) for name, line in report.machine.items() if line])),
-        ("Matrix products", _products(report)),
         ("Memory and environments", _memory(report.memory)),
         (f"Findings ({report.task}, {report.engine})", _findings(report)),
     ]
@@ -51,19 +49,6 @@ def _rows(rows: Sequence[Mapping[str, str | float | None]]) -> Table:
         cells = [row[name] for name in shown]
         texts = ["-" if x is None else x if isinstance(x, str) else f"{x:.4g}" for x in cells]
         table.add_row(Text(f"  {texts[0]}"), *map(Text, texts[1:]))
-    return table
-
-
-def _products(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    numeric = ("bits", "rms error", "largest")
-    for header in ("  precision.matmul", "arithmetic", "bits", "rms error", "largest", ""):
-        table.add_column(header, no_wrap=True, justify="right" if header in numeric else "left")
-    undelivered = arithmetic.undelivered(report.products)
-    for level, accuracy in report.products.items():
-        remark = "less than requested" if level in undelivered else ""
-        numbers = (f"{accuracy.bits:.1f}", f"{accuracy.rms_error:.1e}", f"{accuracy.max_error:.1e}")
-        table.add_row(f"  {level}", accuracy.kind, *numbers, Text(remark, style="dim"))
     return table
 
 
@@ -115,8 +100,6 @@ def _pairs(rows: list[tuple[str, str]]) -> Table:
 
 def as_data(report: Report) -> dict[str, Any]:
     data = dataclasses.asdict(report) | {"verdict": report.verdict, "exit_code": report.exit_code}
-    for level, accuracy in report.products.items():
-        data["products"][level]["kind"] = accuracy.kind
     if report.memory is not None:
         data["memory"]["most_envs"] = report.memory.most_envs
     return data

@@ -14,7 +14,7 @@ from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
 from rlstable.doctor import trial
 from rlstable.doctor.lints import Finding, inverse_masses, names, short
-from rlstable.robot import actions, actuators, build, geometry
+from rlstable.robot import actions, actuators, build, commands, geometry, locomotion
 from rlstable.robot.model import Robot
 
 Cell = str | float | None
@@ -45,8 +45,8 @@ def facts(robot: Robot, task: TaskConfig, file: str) -> RobotFacts:
 def findings(robot: Robot, task: TaskConfig) -> list[Finding]:
     """Findings at home, in the actuators, and in a few simulated seconds."""
     static = (
-        *_home(robot, task), *_floor(robot), *_control_ranges(robot), *_reach(robot, task), *_passive(robot),
-        *_light_joints(robot), *_balls(robot),
+        *_home(robot, task), *_straight_legs(robot, task), *_floor(robot), *_control_ranges(robot),
+        *_reach(robot, task), *_passive(robot), *_light_joints(robot), *_balls(robot),
     )  # fmt: skip
     return [*static, *trial.findings(robot, task)]
 
@@ -126,13 +126,15 @@ def _task(robot: Robot, task: TaskConfig) -> dict[str, str]:
     ground = geometry.ground(model, geometry.in_pose(model, robot.home), robot.root)
     added = any(model.geom(geom).name == build.FLOOR for geom in range(model.ngeom))
     home = f"keyframe {names(model, 'key', [key])[0]}" if key is not None else "the model's first position, qpos0"
+    feet = build.feet(model, robot.home, robot.root) if robot.moves else []
     moves = "a free joint" if robot.floating else "its joints" if robot.moves else "nothing: the base is fixed"
     return {
         "home": f"{home}, with env.task.home" if task.home else home,
         "root body": f"{model.body(robot.root).name}, {robot.home_height:.3g} m above the floor, moved by {moves}",
         "floor": "none" if ground is None else f"height {robot.floor:.3g} m{', added' if added else ''}",
-        "feet": ", ".join(_foot(model, foot) for foot in build.feet(model, robot.home, robot.root)) or "none",
+        "feet": ", ".join(_foot(model, foot) for foot in feet) or "none",
         "reaching site": _reaching(robot),
+        "velocities": commands.text(*commands.velocity_ranges(robot, None, None, None)) if robot.moves else "none",
         "actions": f"{len(robot.actuators)}, each for {robot.control_dt:g} s ({robot.substeps} time steps)",
     }
 
@@ -152,7 +154,7 @@ def _reaching(robot: Robot) -> str:
 
 def _sites(robot: Robot) -> list[str]:
     model = robot.model
-    own = [i for i in range(model.nsite) if model.site(i).name != build.ROOT_SITE]
+    own = [i for i in range(model.nsite) if not model.site(i).name.startswith("rlstable_")]
     return list(names(model, "site", own))
 
 
@@ -171,13 +173,27 @@ def _home(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
         yield Finding("warning", "home", tuple(joint.name for joint in outside), what, advice)
 
 
+def _straight_legs(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
+    straight = locomotion.straight(robot) if "velocity" in task.commands and robot.gravity else []
+    if straight:
+        what = "the leg is straight at home, so that small actions do not lift the foot"
+        advice = "env.task.home={joint: position} with bent knees, or a keyframe with them"
+        yield Finding("note", "home", tuple(straight), what, advice)
+
+
 def _floor(robot: Robot) -> Iterator[Finding]:
-    if not robot.floating:
+    if not robot.floating or not robot.gravity:
         return
     data, geoms = geometry.in_pose(robot.model, robot.home), build.own_geoms(robot.model, robot.root)
     if geometry.ground(robot.model, data, robot.root) is None:
         advice = "env.task.floor=auto, or a plane in the model"
         yield Finding("warning", "floor", (), "there is no floor, and the robot falls for ever", advice)
+        return
+    if not geoms:
+        advice = "contype and conaffinity, or contact pairs, which a scene of the robot may have: env.xml=scene.xml"
+        yield Finding(
+            "warning", "floor", (), "no geom of the robot can collide, and it falls through the floor", advice
+        )
         return
     gap = min((geometry.lowest(robot.model, data, geom) for geom in geoms), default=robot.floor) - robot.floor
     if gap > _FLOATS:
@@ -240,12 +256,13 @@ def _balls(robot: Robot) -> Iterator[Finding]:
 
 def _light_joints(robot: Robot) -> Iterator[Finding]:
     """Joints whose inertia is too small for the largest force of their actuator."""
-    model, inverse = robot.model, inverse_masses(robot.model)
+    model, step = robot.model, robot.model.opt.timestep
+    inverse = 1 / (1 / inverse_masses(model) + step * model.dof_damping)
     jumps = {}
     for i, actuator in enumerate(robot.actuators):
         found = [joint for joint in robot.joints if joint.name == actuator.joint]
         if found and (actuator.kind == "torque" or model.actuator_forcelimited[i]):
-            jumps[found[0].name] = _torque(robot, i) * inverse[found[0].dof] * model.opt.timestep
+            jumps[found[0].name] = _torque(robot, i) * inverse[found[0].dof] * step
     bad = {name: jump for name, jump in jumps.items() if jump > _JUMP}
     if bad:
         what = f"the largest force changes the speed by {short(max(bad.values()))} rad/s or m/s in one time step"

@@ -44,7 +44,7 @@ def simulate(robot: Robot, task: TaskConfig, size: float, shorter: int = 1) -> T
     model = copy.copy(robot.model)
     model.opt.timestep /= shorter
     data, random = mujoco.MjData(model), np.random.default_rng(0)
-    data.qpos[:] = robot.home
+    data.qpos[:], data.act[:] = robot.home, robot.activation
     speed, lowest, upright = np.zeros(len(robot.joints)), np.inf, 1.0
     with without_warnings():
         for _ in range(round(_SECONDS / robot.control_dt)):

@@ -13,11 +13,19 @@ _MOVABLE = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 _SINGLE = [int(kind) for kind in _MOVABLE]  # NumPy does not find the enums
 _OF_JOINTS = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
 _KEY = "env.task.actions"
+_INTEGRATES = int(mujoco.mjtDyn.mjDYN_INTEGRATOR)
+# Actuators with one number of state, which ends at the control, or at its integral.
+_WITH_STATE = (
+    _INTEGRATES,
+    *(int(getattr(mujoco.mjtDyn, f"mjDYN_{kind}")) for kind in ("FILTER", "FILTEREXACT", "MUSCLE")),
+)
 
 
 def kind_of(model: mujoco.MjModel, actuator: int) -> str:
     """Meaning of an actuator's control: a target `position` or `velocity`, or else a `torque`."""
     gain, bias = model.actuator_gainprm[actuator, 0], model.actuator_biasprm[actuator]
+    if model.actuator_dyntype[actuator] == _INTEGRATES:
+        return "velocity"  # of the target
     if model.actuator_biastype[actuator] != mujoco.mjtBias.mjBIAS_AFFINE:
         return "torque"
     if gain and np.isclose(bias[1], -gain):
@@ -42,6 +50,20 @@ def force_limit(model: mujoco.MjModel, actuator: int) -> float:
     return min(force_limits(model, actuator), default=gain * control)
 
 
+def activation(model: mujoco.MjModel, controls: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """States of actuators that have had these controls for long, and whose targets are these lengths, `[na]`."""
+    states = np.zeros(model.na)
+    for i in np.flatnonzero(model.actuator_actnum):
+        kind = int(model.actuator_dyntype[i])
+        if model.actuator_actnum[i] != 1 or kind not in _WITH_STATE:
+            raise ConfigError(
+                f"env.xml: actuator {model.actuator(i).name or i} has a state that tasks do not know "
+                f"({mujoco.mjtDyn(kind).name}); known are integrators, filters (timeconst) and muscles"
+            )
+        states[model.actuator_actadr[i]] = lengths[i] if kind == _INTEGRATES else controls[i]
+    return states
+
+
 def drives_joint(model: mujoco.MjModel, actuator: int) -> bool:
     """Whether a joint is the transmission."""
     return int(model.actuator_trntype[actuator]) in _OF_JOINTS
@@ -62,19 +84,21 @@ def _moves_one_joint(model: mujoco.MjModel, actuator: int) -> bool:
     return drives_joint(model, actuator) and model.jnt_type[model.actuator_trnid[actuator, 0]] in _SINGLE
 
 
-def add_motors(spec: mujoco.MjSpec) -> None:
+def add_motors(spec: mujoco.MjSpec, actions: ActionConfig) -> None:
     """A motor for every hinge and slide of a model without actuators, with the joint's force limit, as in a URDF.
 
     A joint that an equality couples to another one, as a URDF's `mimic`, gets none.
     """
     coupled = {x.name1 for x in spec.equalities if x.type == mujoco.mjtEq.mjEQ_JOINT and x.name2 and x.active}
-    free = (joint for joint in spec.joints if joint.type in _MOVABLE and joint.name not in coupled)
+    free = [joint for joint in spec.joints if joint.type in _MOVABLE and joint.name not in coupled]
     for i, joint in enumerate(free):
         joint.name = joint.name or f"joint{i}"
-        limit = float(np.abs(joint.actfrcrange).max())
+    forces = by_joint(f"{_KEY}.force", actions.force or {}, [joint.name for joint in free])
+    for joint in free:
+        limit = forces.get(joint.name, float(np.abs(joint.actfrcrange).max()))
         if limit == 0.0:
             raise ConfigError(
-                f"env.task.actions.control: joint {joint.name} has no largest force; set <limit effort> in a URDF, "
+                f"{_KEY}.force: joint {joint.name} has no largest force; set this key, <limit effort> in a URDF or "
                 "actuatorfrcrange in MJCF, or add actuators to the model"
             )
         motor = spec.add_actuator(name=joint.name, target=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
@@ -88,17 +112,17 @@ def convert(spec: mujoco.MjSpec, model: mujoco.MjModel, actions: ActionConfig) -
     if actions.control == "auto":
         return
     joints = [str(model.joint(j).name) for j in range(model.njnt) if model.jnt_type[j] in _SINGLE]
-    gains = {key: by_joint(f"{_KEY}.{key}", getattr(actions, key) or {}, joints) for key in ("stiffness", "damping")}
+    given = {key: getattr(actions, key) for key in ("stiffness", "damping", "force")}
+    numbers = {key: by_joint(f"{_KEY}.{key}", own or {}, joints) for key, own in given.items()}
     for i, actuator in enumerate(spec.actuators):
-        same = kind_of(model, i) == actions.control and actions.stiffness is None and actions.damping is None
-        if same:
+        if kind_of(model, i) == actions.control and not any(given.values()):
             continue
         if not _moves_one_joint(model, i):
             raise ConfigError(
                 f"env.task.actions.control: {actions.control} needs actuators of hinges and slides, and "
                 f"{actuator.name or i} has another transmission; set auto"
             )
-        own = {key: found.get(str(model.joint(model.actuator_trnid[i, 0]).name)) for key, found in gains.items()}
+        own = {key: found.get(str(model.joint(model.actuator_trnid[i, 0]).name)) for key, found in numbers.items()}
         _set_kind(actuator, model, i, actions.control, **own)
 
 
@@ -109,10 +133,11 @@ def _set_kind(
     kind: str,
     stiffness: float | None,
     damping: float | None,
+    force: float | None,
 ) -> None:
-    joint, limit, gear = int(model.actuator_trnid[i, 0]), force_limit(model, i), float(model.actuator_gear[i, 0])
+    joint, gear = int(model.actuator_trnid[i, 0]), float(model.actuator_gear[i, 0])
     actuator.gear[:] = [1.0, 0, 0, 0, 0, 0]
-    torque = limit * abs(gear)
+    torque = force_limit(model, i) * abs(gear) if force is None else force
     if kind == "torque":
         actuator.set_to_motor()
         actuator.ctrlrange[:] = [-torque, torque]

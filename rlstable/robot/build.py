@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import mujoco
 import numpy as np
@@ -16,6 +16,7 @@ from rlstable.robot.joints import by_joint
 FLOOR, ROOT_SITE, BASE = "rlstable_floor", "rlstable_root", "rlstable_base"
 LINEAR_VELOCITY, ANGULAR_VELOCITY, ACCELERATION = "rlstable_velocimeter", "rlstable_gyro", "rlstable_accelerometer"
 CONTACT = "rlstable_contact_"  # and the name of the geom
+LINK = "rlstable_link_"  # site of a body, and the body's name
 _ROOT_SENSORS = {
     LINEAR_VELOCITY: mujoco.mjtSensor.mjSENS_VELOCIMETER,
     ANGULAR_VELOCITY: mujoco.mjtSensor.mjSENS_GYRO,
@@ -38,7 +39,9 @@ def compiled(spec: mujoco.MjSpec, path: str) -> mujoco.MjModel:
     try:
         model = spec.compile()
     except ValueError as error:
-        raise ConfigError(f"env.xml: {path} cannot be compiled: {' '.join(str(error).split())}") from None
+        text = " ".join(str(error).split())
+        hint = "; in a URDF: <mujoco><compiler balanceinertia='true'/></mujoco>" if "balanceinertia" in text else ""
+        raise ConfigError(f"env.xml: {path} cannot be compiled: {text}{hint}") from None
     if model.nu == 0:
         raise ConfigError(
             f"env.xml: {path} has no actuator; add <actuator> with a motor or a position servo per joint, or set "
@@ -50,7 +53,7 @@ def compiled(spec: mujoco.MjSpec, path: str) -> mujoco.MjModel:
     if not np.isfinite(model.opt.gravity).all():
         raise ConfigError(f"env.xml: {path} has a NaN or an infinity in gravity; correct that number")
     for i in range(model.nkey):
-        if not np.isfinite([*model.key_qpos[i], *model.key_qvel[i], *model.key_ctrl[i]]).all():
+        if not np.isfinite([*model.key_qpos[i], *model.key_qvel[i], *model.key_ctrl[i], *model.key_act[i]]).all():
             raise ConfigError(f"env.xml: {path} has a keyframe with a NaN or an infinity: {model.key(i).name or i}")
     if not any(not geometry.is_static(model, body) for body in range(model.nbody)):
         raise ConfigError(f"env.xml: {path} has no joint; nothing in it can move")
@@ -70,7 +73,7 @@ def keyframe(model: mujoco.MjModel, name: str | None) -> int | None:
 def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
     """Positions at home: those of the keyframe, with the joints of `env.task.home`, and then on the model's floor."""
     key = keyframe(model, task.keyframe)
-    qpos = np.array(model.qpos0 if key is None else model.key_qpos[key])
+    qpos = np.array(_first_position(model) if key is None else model.key_qpos[key])
     if not task.home:
         return qpos
     single = [j for j in range(model.njnt) if model.jnt_type[j] in _SINGLE]
@@ -85,6 +88,14 @@ def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
     if free.size and height is not None:
         qpos[model.jnt_qposadr[free[0]] + 2] += height - _bottom(model, data, root)
     return qpos
+
+
+def _first_position(model: mujoco.MjModel) -> np.ndarray:
+    """`qpos0`, or the numeric `init_qpos` in which Gymnasium's and Brax's files say how a robot starts."""
+    for i in range(model.nnumeric):
+        if model.numeric(i).name == "init_qpos" and model.numeric_size[i] == model.nq:
+            return np.array(model.numeric(i).data)
+    return np.array(model.qpos0)
 
 
 def _bottom(model: mujoco.MjModel, data: mujoco.MjData, root: int) -> float:
@@ -118,6 +129,12 @@ def root_body(model: mujoco.MjModel, name: str | None) -> int:
     driven = {int(trees[joint]) for joint in actuators.driven(model)} or {int(tree) for tree in trees}
     own = [j for j in range(model.njnt) if int(trees[j]) in driven]
     free = [j for j in own if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE]
+    if len(free) > 1:
+        robots = [names[model.jnt_bodyid[j]] for j in free]
+        raise ConfigError(
+            f"env.task.root: the model has {len(free)} robots, {', '.join(robots)}; name the one that the terms are "
+            f"about: env.task.root={robots[0]}"
+        )
     return int(model.jnt_bodyid[(free or own)[0]])
 
 
@@ -156,19 +173,47 @@ def feet(model: mujoco.MjModel, qpos: np.ndarray, root: int) -> list[list[int]]:
     bottom = min(heights.values())
     reach = _FOOT_HEIGHT * (max(float(data.geom_xpos[geom, 2]) for geom in geoms) - bottom)
     bodies = {int(model.geom_bodyid[geom]) for geom in geoms}
-    last = bodies - {int(model.body_parentid[body]) for body in bodies}
+    last = bodies - {above for body in bodies for above in _above(model, body)}
     low = [geom for geom in geoms if heights[geom] - bottom <= reach]
-    return sorted(filter(None, ([geom for geom in low if model.geom_bodyid[geom] == body] for body in last)))
+    found = {body: on for body in last if (on := [geom for geom in low if model.geom_bodyid[geom] == body])}
+    # A foot that is lifted at home: its body has the geoms of a foot on the floor.
+    shapes = {_shape(model, geoms, body): (body, on) for body, on in found.items()}
+    for body in last - set(found):
+        if (like := shapes.get(_shape(model, geoms, body))) is not None:
+            first, on = like
+            offset = _on(geoms, model, body)[0] - _on(geoms, model, first)[0]
+            found[body] = [geom + offset for geom in on]
+    return sorted(found.values())
 
 
-def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collection[str]) -> mujoco.MjModel:
-    """The model of a task. `touching` are names of geoms or bodies whose contacts its terms read."""
+def _on(geoms: Sequence[int], model: mujoco.MjModel, body: int) -> list[int]:
+    return [geom for geom in geoms if model.geom_bodyid[geom] == body]
+
+
+def _shape(model: mujoco.MjModel, geoms: Sequence[int], body: int) -> tuple[float, ...]:
+    """Number, kinds, sizes and distances of a body's geoms, which its mirror image has, too."""
+    own = _on(geoms, model, body)
+    apart = np.linalg.norm(model.geom_pos[own], axis=1)
+    joints = int(model.body_dofnum[body]), sum(1 for _ in _above(model, body))
+    return (*joints, *np.column_stack([model.geom_type[own], model.geom_size[own], apart]).round(6).ravel())
+
+
+def _above(model: mujoco.MjModel, body: int) -> Iterator[int]:
+    """The bodies between a body and the world."""
+    while body := int(model.body_parentid[body]):
+        yield body
+
+
+def load(
+    path: str, task: TaskConfig, touching: Collection[str], needs: Collection[str], sites: Collection[str]
+) -> mujoco.MjModel:
+    """The model of a task. Terms read contacts of the geoms or bodies `touching`, and places of `sites` or bodies."""
     with files.opened(path) as spec:
         _check_ranges(spec, path)
         if task.free_base:
             _free(spec)
         if not spec.actuators and task.actions.control != "auto":
-            actuators.add_motors(spec)
+            actuators.add_motors(spec, task.actions)
         named = (name for term in task.reset.values() for name in term.parameters.get("names", ()))
         used = {task.keyframe or "home", *named}
         # Lengths before compiling, which fills up a keyframe with too few numbers.
@@ -182,6 +227,10 @@ def load(path: str, task: TaskConfig, touching: Collection[str], needs: Collecti
         if task.floor == "always" or (task.floor == "auto" and floating and not has_ground):
             _add_floor(spec, model, qpos, root)
         actuators.convert(spec, model, task.actions)
+        known = {element.name for element in spec.sites}
+        for body in bodies.values():
+            if body.name in sites and body.name not in known:
+                body.add_site(name=LINK + body.name)
         site = bodies[root].add_site(name=ROOT_SITE)
         for name, kind in _ROOT_SENSORS.items():
             if name != ACCELERATION or ("accelerometer" in needs and not at_root(model, kind, root)):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from rlstable.config import ConfigError
 from rlstable.config.robot import GrowingRange
 from rlstable.config.schema import Share
+from rlstable.robot import locomotion
 from rlstable.robot.model import Robot
 from rlstable.robot.terms import by_name, mirrors, needs
 
@@ -18,15 +19,34 @@ def velocity(
     robot: Robot,
     key: jax.Array,
     *,
-    forward: GrowingRange,
-    sideways: GrowingRange,
-    turn: GrowingRange,
+    forward: GrowingRange | None = None,
+    sideways: GrowingRange | None = None,
+    turn: GrowingRange | None = None,
     stand: Share = 0.1,
 ) -> jax.Array:
-    """Velocities forward and sideways in m/s and turning in rad/s, uniform; 0 where it cannot move; 0 for a share."""
-    low, high = jnp.array([forward, sideways, turn]).T
+    """Velocities forward and sideways in m/s and turning in rad/s, uniform; 0 for a share; null is what fits."""
+    low, high = velocity_ranges(robot, forward, sideways, turn)
     *drawn, standing = jax.random.uniform(key, (4,))  # one draw: each costs as much as the rewards of a step
-    return jnp.where(standing < stand, 0.0, (low + (high - low) * jnp.array(drawn)) * robot.steerable)
+    return jnp.where(standing < stand, 0.0, low + (high - low) * jnp.array(drawn))
+
+
+def velocity_ranges(
+    robot: Robot,
+    forward: GrowingRange | None,
+    sideways: GrowingRange | None,
+    turn: GrowingRange | None,
+    **_: object,
+) -> tuple[jax.Array, jax.Array]:
+    """The least and the greatest velocities that are asked for, `[3]`; null is what fits, and no curriculum."""
+    given = zip((forward, sideways, turn), locomotion.velocities(robot), strict=True)
+    low, high = jnp.array([fitting if own is None else own for own, fitting in given]).T * robot.steerable
+    return low, high
+
+
+def text(low: jax.Array, high: jax.Array) -> str:
+    """Ranges of velocities as a line that people read."""
+    kinds = zip(("forward", "sideways", "turning"), ("m/s", "m/s", "rad/s"), low.tolist(), high.tolist(), strict=True)
+    return ", ".join(f"{kind} {a:.3g} to {b:.3g} {unit}" if a < b else f"no {kind}" for kind, unit, a, b in kinds)
 
 
 @mirrors("vector")

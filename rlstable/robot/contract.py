@@ -15,7 +15,7 @@ import numpy as np
 
 from rlstable.config.curriculum import Curriculum
 from rlstable.config.robot import TaskConfig
-from rlstable.robot import actions, build, terms
+from rlstable.robot import actions, build, commands, terms
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Part
@@ -49,7 +49,7 @@ def contract(env: RobotEnv) -> Entry:
         "command_names": sorted(task.commands),
         "observations": [_observation(env, part) for part in parts],
         "commands": [_command(env, name) for name in sorted(task.commands)],
-        "actuators": [_actuator(actuator) for actuator in robot.actuators],
+        "actuators": [_actuator(robot, i) for i in range(len(robot.actuators))],
         "action_clip": task.actions.clip,
         "action_delay": {"least": task.actions.delay[0], "most": task.actions.delay[1]},
         "action_filter": task.actions.filter,
@@ -133,8 +133,7 @@ def _command(env: RobotEnv, name: str) -> Entry:
     size = int(jax.eval_shape(lambda key: last(robot, key), jax.random.PRNGKey(0)).shape[0])
     low, high, default = None, None, None
     if term == "velocity":
-        drawn = np.array([parameters[part] for part in ("forward", "sideways", "turn")]).T
-        low, high = (drawn * robot.steerable).tolist()
+        low, high = (_shortest(np.asarray(x)) for x in commands.velocity_ranges(robot, **parameters))
         default = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
     elif term == "pose":
         reachable = robot.reachable(robot.site(parameters["site"]))
@@ -143,22 +142,26 @@ def _command(env: RobotEnv, name: str) -> Entry:
     return {"name": name, "term": term, "size": size, "resample": config.resample, **limits, "parameters": parameters}
 
 
-def _actuator(actuator: Any) -> Entry:
-    """An actuator; `low` and `high` are null without a limit."""
+def _actuator(robot: Robot, i: int) -> Entry:
+    """An actuator; `low` and `high` are null without a limit, and `activation` for one without a state."""
+    actuator, state = robot.actuators[i], int(robot.model.actuator_actadr[i])
     numbers = {key: getattr(actuator, key) for key in ("low", "high", "home", "stiffness", "damping", "force")}
     names = {key: getattr(actuator, key) for key in ("name", "joint", "kind")}
-    return names | {key: x if np.isfinite(x) else None for key, x in numbers.items()}
+    activation = {"activation": float(robot.activation[state]) if state >= 0 else None}
+    return names | {key: x if np.isfinite(x) else None for key, x in numbers.items()} | activation
 
 
 def _additions(robot: Robot, task: TaskConfig) -> Entry:
     """Additions and changes that training has made to the model file, as arguments of `mujoco.MjSpec`."""
     model = robot.model
     sensors = (i for i in range(model.nsensor) if model.sensor(i).name.startswith("rlstable_"))
+    sites = [str(model.site(i).name) for i in range(model.nsite)]
     floors = (i for i in range(model.ngeom) if model.geom(i).name == build.FLOOR)
     converted = task.actions.control != "auto"
     return {
         "floor": next(({"name": build.FLOOR, **_floor(model, i)} for i in floors), None),
         "root_site": build.ROOT_SITE,
+        "link_sites": {name: name.removeprefix(build.LINK) for name in sites if name.startswith(build.LINK)},
         "sensors": [_sensor(model, i) for i in sensors],
         "actuators": [_converted(model, i) for i in range(model.nu)] if converted else None,
     }
@@ -186,7 +189,7 @@ def _converted(model: mujoco.MjModel, actuator: int) -> Entry:
 
 
 def _parameters(function: Any) -> Entry:
-    return {key: _last(value) for key, value in getattr(function, "keywords", {}).items()}
+    return {key: _last(value) for key, value in terms.arguments(function).items()}
 
 
 def _last(value: Any) -> Any:

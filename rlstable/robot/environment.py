@@ -20,7 +20,7 @@ from rlstable.config.extras import install
 from rlstable.config.robot import TaskConfig
 from rlstable.config.schema import INT32_MAX, first_line
 from rlstable.device.trees import TRAINED_STEPS, Observation, PyTree
-from rlstable.robot import actions, terms
+from rlstable.robot import actions, commands, terms
 from rlstable.robot.lists import KEY, Lists, seen_by_critic
 from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
@@ -57,7 +57,8 @@ class RobotEnv:
         every = lists.every()
         needs = {need for function in every.values() for need in terms.needs_of(function)}
         try:
-            self.robot = robot = Robot(path, task, sorted({*terms.touching(every)}), needs)
+            touching, sites = sorted({*terms.touching(every)}), sorted(terms.sites(every))
+            self.robot = robot = Robot(path, task, touching, needs, sites)
         except ConfigError as error:
             raise lists.named_in(error) from None
         for key, functions in lists.keyed().items():
@@ -95,6 +96,16 @@ class RobotEnv:
         return self
 
     @property
+    def header(self) -> list[tuple[str, str]]:
+        """What a run says of the task before it trains."""
+        rows = []
+        for name, function in self.lists.commands.items():
+            if self.task.commands[name].path(name) == "velocity":
+                ranges = terms.arguments(terms.with_grown(function, INT32_MAX))
+                rows.append(("command", commands.text(*commands.velocity_ranges(self.robot, **ranges))))
+        return rows
+
+    @property
     def policy_parts(self) -> list[Part]:
         """The terms of the policy's observation, in their order."""
         return self.observers["state"].parts
@@ -104,7 +115,8 @@ class RobotEnv:
         ((_, reset),) = self.lists.reset.items()
         qpos, qvel = reset(self.robot, keys[0])
         ctrl = jnp.asarray(self.robot.of_actuators("home"))
-        data = self.simulator.start(self.mjx_model, qpos=qpos, qvel=qvel, ctrl=ctrl)
+        act = jnp.asarray(self.robot.activation, jnp.float32)
+        data = self.simulator.start(self.mjx_model, qpos=qpos, qvel=qvel, ctrl=ctrl, act=act)
         memory = self.first_memory(data, keys[1], keys[2])
         obs, memory = self._observe(data, memory, jnp.zeros(self.action_size), first=True)
         zero = jnp.zeros(())

@@ -29,9 +29,13 @@ def floors(model: mujoco.MjModel) -> list[int]:
 
 
 def ground(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float | None:
-    """Height of what stands still below a body, found by a ray; else that of a floor; None without ground."""
+    """Height of what stands still below a body, found by a ray; else that of a floor; None without ground.
+
+    The base on which the body itself is mounted is no ground.
+    """
     start, down = np.array(data.xpos[body]), np.array([0.0, 0.0, -1.0])
-    still = [geom for geom in _touched(model) if is_static(model, model.geom_bodyid[geom])]
+    base = model.body_rootid[model.geom_bodyid] == model.body_rootid[body]
+    still = [geom for geom in _touched(model) if is_static(model, model.geom_bodyid[geom]) and not base[geom]]
     found = [_distance(model, data, geom, start, down) for geom in still]
     below = [distance for distance in found if distance >= 0]
     if below:

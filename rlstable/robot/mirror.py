@@ -55,6 +55,7 @@ class RobotMirror:
         self.robot, self.model = robot, robot.model
         self._home = mujoco.MjData(self.model)
         self._home.qpos[:], self._home.ctrl[:] = robot.home, robot.of_actuators("home")
+        self._home.act[:] = robot.activation
         mujoco.mj_forward(self.model, self._home)
         self._origin = np.array([0.0, self._home.xpos[robot.root, 1], 0.0])
         apart = np.linalg.norm(self._home.xipos[1:] - self._home.xpos[robot.root], axis=1)

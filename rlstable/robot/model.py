@@ -86,21 +86,24 @@ class Robot:
         joints: Hinges and slides that actuators move, and those that only swing with the robot, in the model's order;
             without the play of gears, doors and objects, and without those of a planar root body that nothing drives.
         actuators: In the order of the actions.
+        activation: States of slow actuators and muscles at home, `[na]`.
         feet: Geoms of each foot that touch the floor at home; empty unless a term reads feet.
         floor: Height of the ground below the root body at home.
+        gravity: In m/s^2.
         down: Direction of gravity, `[3]`.
         weight: Mass of the robot times gravity, in newtons.
         up_axis: The direction up at home, in the frame of the root body, `[3]`; exporters of CAD programs turn frames.
     """
 
-    def __init__(self, path: str, task: TaskConfig, touching: Collection[str] = (), needs: Collection[str] = ()):
-        self.model = model = build.load(path, task, touching, needs)
-        if model.na:
-            named = next(model.actuator(i).name or i for i in range(model.nu) if model.actuator_actnum[i])
-            raise ConfigError(
-                f"env.xml: actuator {named} has an internal state (timeconst or dyntype), which no task starts at "
-                "home; remove it, and set env.task.actions.filter for a slow actuator"
-            )
+    def __init__(
+        self,
+        path: str,
+        task: TaskConfig,
+        touching: Collection[str] = (),
+        needs: Collection[str] = (),
+        sites: Collection[str] = (),
+    ):
+        self.model = model = build.load(path, task, touching, needs, sites)
         key = build.keyframe(model, task.keyframe)
         self.home = build.home_position(model, task)
         self.root = build.root_body(model, task.root)
@@ -126,12 +129,14 @@ class Robot:
         mujoco.mj_transmission(model, at_home)
         lengths = at_home.actuator_length
         self.actuators = [_actuator(model, i, controls, lengths) for i in range(model.nu)]
+        self.activation = actuators.activation(model, self.of_actuators("home"), lengths)
         self.feet = build.feet(model, self.home, self.root) if "feet" in needs else []
         self.floor = geometry.ground(model, at_home, self.root) or 0.0
         mass = np.where(build.own_bodies(model, self.root), model.body_mass, 0.0).sum()
-        pull = float(np.linalg.norm(model.opt.gravity))
-        self.down = np.array(model.opt.gravity / pull if pull else (0.0, 0.0, -1.0), np.float32)
-        self.weight = float(mass * pull) or 1.0
+        off = model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_GRAVITY
+        self.gravity = 0.0 if off else float(np.linalg.norm(model.opt.gravity))
+        self.down = np.array(model.opt.gravity / self.gravity if self.gravity else (0.0, 0.0, -1.0), np.float32)
+        self.weight = float(mass * self.gravity) or 1.0
         self.home_height = float(at_home.xpos[self.root, 2]) - self.floor
         up = -self.down @ at_home.xmat[self.root].reshape(3, 3)
         self.up_axis = np.array((0.0, 0.0, 1.0) if up[2] > _UPRIGHT else up, np.float32)
@@ -204,6 +209,11 @@ class Robot:
         """Whether a geom of this name, or of the body of this name, touches anything; 0 or 1."""
         return self._any_contact(data, self._touching[name])
 
+    def activations(self, data: Any) -> jax.Array:
+        """State of each actuator, 0 for one without, `[actuators]`."""
+        states = jnp.append(jnp.asarray(data.act), 0.0)  # the address of no state is -1
+        return states[self.model.actuator_actadr]
+
     def foot_contacts(self, data: Any) -> jax.Array:
         """Whether each foot touches anything, 0 or 1, `[feet]`."""
         return jnp.array([self._any_contact(data, foot) for foot in self.feet], jnp.float32)
@@ -232,6 +242,7 @@ class Robot:
         data.qpos[:] = self.home if qpos is None else qpos
         data.qvel[:] = 0.0 if qvel is None else qvel
         data.ctrl[:] = self.of_actuators("home") if ctrl is None else ctrl
+        data.act[:] = self.activation
         mujoco.mj_forward(self.model, data)
         return _WithShapesOfMjx(data)
 
@@ -259,12 +270,18 @@ class Robot:
         return float(apart.max(initial=0.0))
 
     def site(self, name: str | None) -> int:
-        """The named site; else the one on the body farthest from the root, the last one of several."""
+        """The site, or body, of a name; else the one on the body farthest from the root, the last one of several."""
+        names = [str(self.model.site(i).name) for i in range(self.model.nsite)]
+        if name is not None and build.LINK + name in names:
+            return names.index(build.LINK + name)
         if name is not None:
             return self.named("site", name, "site")
-        own = [i for i in range(self.model.nsite) if self.model.site(i).name != build.ROOT_SITE]
+        own = [i for i, each in enumerate(names) if not each.startswith("rlstable_")]
         if not own:
-            raise ConfigError("site: the model has no site; add <site name='tip'/> to the body that must reach")
+            raise ConfigError(
+                "site: the model has no site; name a body that must reach, in each term with a site, or add "
+                "<site name='tip'/> to it"
+            )
         return max(own, key=lambda i: (self._depth(int(self.model.site_bodyid[i])), i))
 
     @functools.lru_cache(maxsize=8)  # noqa: B019  (a robot lives as long as its program)

@@ -108,6 +108,12 @@ def sensor(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, name: 
     return robot.sensor(data, name)
 
 
+@mirrors("action")
+def activations(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+    """State of each actuator, as of a muscle or of a motor with a lag; 0 for one without a state."""
+    return robot.activations(data)
+
+
 @mirrors("contact")
 def contact(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, geoms: tuple[str, ...]) -> jax.Array:
     """For each named geom, or body, 1 if it touches anything, else 0."""
@@ -123,5 +129,6 @@ def foot_contacts(robot: Robot, data: Any, memory: Memory, action: jax.Array) ->
 
 TERMS = by_name(
     joint_positions, joint_directions, joint_velocities, projected_gravity, gyro, accelerometer, linear_velocity,
-    height, last_action, command, phase, site_position, site_to_target, sensor, contact, foot_contacts,
+    height, last_action, command, phase, site_position, site_to_target, sensor, activations, contact,
+    foot_contacts,
 )  # fmt: skip

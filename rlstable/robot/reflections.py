@@ -82,7 +82,7 @@ class Reflections:
 
     def _view(self, observer: Observer, part: Part) -> _View:
         function, mirror, key = observer.functions[part.name], self._mirror, f"{observer.key}.{part.name}"
-        kind, values = terms.mirror_of(function), getattr(function, "keywords", {})
+        kind, values = terms.mirror_of(function), terms.arguments(function)
         if kind == "site":
             site = self._robot.site(values["site"])
             return _View(VECTOR, (site,), (mirror.image_of("site", site),))

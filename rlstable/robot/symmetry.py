@@ -98,6 +98,7 @@ def _stepped(mirror: RobotMirror, state: _State) -> np.ndarray:
     """Velocities after a control step."""
     data = mujoco.MjData(mirror.model)
     data.qpos[:], data.qvel[:], data.ctrl[:] = state.qpos, state.qvel, state.ctrl
+    data.act[:] = mirror.robot.activation
     mujoco.mj_step(mirror.model, data, mirror.robot.substeps)
     return np.array(data.qvel)
 

@@ -124,10 +124,20 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: ... if field.is_required() else field.default for name, field in fields.items()}
 
 
+def arguments(function: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters of a term of the configuration, with their values."""
+    return getattr(function, "keywords", {})
+
+
 def touching(functions: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
     """Names of geoms and bodies whose contacts the terms read, from their parameter `geoms`."""
     for function in functions.values():
-        yield from getattr(function, "keywords", {}).get("geoms", ())
+        yield from arguments(function).get("geoms", ())
+
+
+def sites(functions: Mapping[str, Callable[..., Any]]) -> set[str]:
+    """Names of sites, or of bodies, whose positions the terms read, from their parameter `site`."""
+    return {name for function in functions.values() if (name := arguments(function).get("site"))}
 
 
 def check_needs(robot: Robot, key: str, functions: Mapping[str, Callable[..., Any]], commands: Terms) -> None:
@@ -150,15 +160,14 @@ def grown(value: Any, trained: Any) -> Any:
 
 
 def has_curriculum(function: Callable[..., Any]) -> bool:
-    return any(isinstance(value, Curriculum) for value in getattr(function, "keywords", {}).values())
+    return any(isinstance(value, Curriculum) for value in arguments(function).values())
 
 
 def with_grown(function: Callable[..., Any], trained: Any) -> Callable[..., Any]:
     """A term with the values of its curricula after this number of steps trained."""
     if not has_curriculum(function):
         return function
-    keywords: dict[str, Any] = function.keywords  # type: ignore[attr-defined]
-    return functools.partial(function, **{name: grown(value, trained) for name, value in keywords.items()})
+    return functools.partial(function, **{name: grown(value, trained) for name, value in arguments(function).items()})
 
 
 def called(key: str, function: Callable[..., Any], *args: Any) -> Any:

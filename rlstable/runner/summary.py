@@ -48,6 +48,7 @@ def header(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
     return [
         ("task", f"{config.env.name}{model}{_physics(seed.setup.loaded)}"),
         ("device", _device(seed)),
+        *getattr(getattr(seed.setup.loaded.env, "unwrapped", None), "header", ()),
         ("steps", _steps(config, seed.programs.num_envs(seed.host))),
         ("networks", _networks(config, seed)),
         ("run folder", short_path(run_dir)),

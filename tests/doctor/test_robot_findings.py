@@ -18,19 +18,20 @@ from rlstable.robot.model import Robot
 
 MODELS = Path(__file__).parents[1] / "robot" / "models"
 QUADRUPED = (MODELS / "quadruped.xml").read_text()
+SIDES = ("front_left", "front_right", "rear_left", "rear_right")
 
 
-def robot(folder: Path, text: str, *words: str) -> tuple[Robot, TaskConfig]:
+def robot(folder: Path, text: str, *words: str, task: str = "robot_stand") -> tuple[Robot, TaskConfig]:
     path = folder / "robot.xml"
     path.write_text(text)
-    env = compose(["env=robot_stand", f"env.xml={path}", *words]).env
+    env = compose([f"env={task}", f"env.xml={path}", *words]).env
     assert env.xml is not None and env.task is not None
     return Robot(env.xml, env.task), env.task
 
 
-def found(folder: Path, text: str, *words: str) -> list[tuple[str, str, tuple[str, ...]]]:
+def found(folder: Path, text: str, *words: str, **task: str) -> list[tuple[str, str, tuple[str, ...]]]:
     """Severity, check and subject of each finding."""
-    return [(one.severity, one.check, one.subject) for one in look.findings(*robot(folder, text, *words))]
+    return [(one.severity, one.check, one.subject) for one in look.findings(*robot(folder, text, *words, **task))]
 
 
 def replaced(text: str, *pairs: tuple[str, str]) -> str:
@@ -50,7 +51,7 @@ def test_good_model_has_no_finding(model: str, tmp_path: Path) -> None:
 
 def test_joint_that_is_out_of_its_range_at_home_is_named(tmp_path: Path) -> None:
     text = replaced(QUADRUPED, ('range="-2.7 -0.7"', 'range="-2.7 -1.8"'))
-    knees = tuple(f"{side}_knee" for side in ("front_left", "front_right", "rear_left", "rear_right"))
+    knees = tuple(f"{side}_knee" for side in SIDES)
     assert ("warning", "home", knees) in found(tmp_path, text)
 
 
@@ -70,6 +71,24 @@ def test_robot_above_the_floor_at_home_falls(tmp_path: Path) -> None:
     text = replaced(QUADRUPED, ('<body name="trunk"', floor))
     (finding, *_) = look.findings(*robot(tmp_path, text))
     assert finding.what == "the robot is 0.2 m above the floor at home, and falls"
+
+
+def test_robot_that_cannot_touch_the_floor_is_named_and_one_without_gravity_does_not_fall(tmp_path: Path) -> None:
+    floor = '<geom type="plane" size="0 0 1" pos="0 0 -0.2"/><body name="trunk"'
+    text = replaced(QUADRUPED, ('<body name="trunk"', floor))
+    no_contact = replaced(text, ('<geom friction="0.8"/>', '<geom friction="0.8" contype="0" conaffinity="0"/>'))
+    messages = [finding.what for finding in look.findings(*robot(tmp_path, no_contact))]
+    assert "no geom of the robot can collide, and it falls through the floor" in messages
+    floats = replaced(text, ('cone="pyramidal"/>', 'cone="pyramidal"><flag gravity="disable"/></option>'))
+    assert found(tmp_path, floats) == []
+
+
+def test_straight_legs_are_a_note_of_a_robot_that_is_to_walk(tmp_path: Path) -> None:
+    straight = replaced(QUADRUPED, ('range="-2.7 -0.7"', 'range="-2.7 0.7"'))
+    words = ("env.task.home={*_knee: 0.0, *_hip: 0.0}",)
+    notes = [("note", "home", tuple(f"{side}_shin" for side in SIDES))]
+    assert [one for one in found(tmp_path, straight, *words, task="robot_velocity") if one[0] == "note"] == notes
+    assert [one for one in found(tmp_path, straight, *words) if one[0] == "note"] == []
 
 
 def test_doctor_names_the_keyframes_of_a_model_without_the_keyframe_home(tmp_path: Path) -> None:

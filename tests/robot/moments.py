@@ -43,6 +43,31 @@ def robot(model: str, *needs: str, touching: tuple[str, ...] = (), words: tuple[
     return Robot(env.xml, env.task, touching, needs)
 
 
+def saved(folder: Path, text: str) -> Path:
+    path = folder / "robot.xml"
+    path.write_text(text)
+    return path
+
+
+GROUND = '<geom name="ground" type="plane" size="5 5 0.1"/>'
+SHIN = 'type="capsule" size="0.02" fromto="0 0 0 0 0 -0.2"'
+LEG = f'<body name="{{0}}"><joint name="{{0}}" axis="0 1 0"/><geom name="{{0}}" {SHIN}/></body>'
+ROBOT = """<mujoco><compiler autolimits="true"/><option timestep="0.004" gravity="{gravity}"/>
+<default><joint range="-45 45"/></default><worldbody>{ground}<body name="trunk" pos="0 0 {height}"><freejoint/>
+<geom type="box" size="0.2 0.1 0.04"/><site name="middle"/><body name="head" pos="0 0 0.1"><joint name="neck"/>
+<geom name="head" size="0.05"/><site name="front"/></body>{legs}</body>{more}</worldbody>
+<actuator>{actuators}</actuator><sensor>{sensors}</sensor></mujoco>"""
+SERVOS = "".join(f'<position joint="{name}" kp="30" ctrlrange="-0.8 0.8"/>' for name in ("neck", "a", "b"))
+
+
+def walker(folder: Path, *words: str, needs: tuple[str, ...] = (), **parts: str) -> Robot:
+    given = {
+        "gravity": "0 0 -9.81", "ground": GROUND, "height": "0.22", "legs": LEG.format("a") + LEG.format("b"),
+        "more": "", "actuators": SERVOS, "sensors": "",
+    }  # fmt: skip
+    return built("robot", saved(folder, ROBOT.format(**given | parts)), *words, needs=needs)
+
+
 class Moment(NamedTuple):
     """The arguments of a term."""
 

@@ -89,7 +89,7 @@ def test_urdf_gets_motors_of_the_efforts_limit() -> None:
 def test_joint_without_a_largest_force_is_one_line(tmp_path: Path) -> None:
     path = copied(tmp_path)
     path.write_text(path.read_text().replace(' effort="40"', ' effort="0"'))
-    assert mistake(path, *SERVOS).startswith("env.task.actions.control: joint left_hip has no largest force")
+    assert mistake(path, *SERVOS).startswith("env.task.actions.force: joint left_hip has no largest force")
 
 
 def test_mesh_of_a_urdf_that_is_missing_is_one_line_with_its_name(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from moments import moment
 from mujoco import mjx
-from test_term_values import ARM, CART_POLE, CASES, QUADRUPED, Case, trunk, turned
+from test_term_values import ARM, CART_POLE, CASES, QUADRUPED, SLOW, Case, trunk, turned
 
 from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, Simulations
 from rlstable.envs.native import Pipeline
@@ -29,6 +29,7 @@ STATES: dict[Robot, tuple[Any, Any, Any]] = {
         QUADRUPED.of_actuators("home") + np.linspace(-0.2, 0.2, 12),
     ),
     CART_POLE: ([0.3, 0.4], [1.0, -2.0], [0.7]),
+    SLOW: ([0.1], [2.0], [0.5]),
     ARM: ([0.4, -0.8], [1.0, 2.0], [0.5, -0.5]),
 }
 # The arrays that terms read, so that one call of each engine serves all tests.
@@ -76,6 +77,8 @@ def test_term_is_the_same_in_mjx_warp_and_c_mujoco(term: Any, case: Case) -> Non
 
 
 def test_states_of_the_comparison_are_in_motion_and_in_contact() -> None:
+    lag = float(SLOW.activations(stepped(SLOW, "C MuJoCo"))[0])
+    assert lag == pytest.approx(0.5 * (1 - np.exp(-0.1 * STEPS)), rel=1e-5)
     data = stepped(QUADRUPED, "C MuJoCo")
     assert float(jnp.abs(data.qvel).max()) > 0.1
     assert float(QUADRUPED.foot_contacts(data).sum()) > 0

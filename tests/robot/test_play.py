@@ -55,6 +55,16 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return exported(tmp_path_factory.mktemp("arm"), "robot_reach", "arm", *REACH, gain=2.0)
 
 
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    words = (
+        "env.task.commands={}",
+        "+env.task.observations.activations={}",
+        "+env.task.observations.site_position={site: pole}",
+    )
+    return exported(tmp_path_factory.mktemp("slow"), "robot", "slow_pole", *words, gain=40.0)
+
+
 def loop_of(made: Exported, model: str, **arguments: Any) -> play.Loop:
     policy, contract = play.load_policy(made.onnx)
     return play.Loop(play.load_model(file_of(model), contract), contract, policy, **arguments)
@@ -64,13 +74,15 @@ def started(made: Exported, model: str, seed: int) -> tuple[Any, play.Loop]:
     """A first state of training, and the loop in this state with the delay and the commands of its episode."""
     state = jax.jit(made.env.reset)(jax.random.PRNGKey(seed))
     memory = state.info[MEMORY]
-    command = np.concatenate([memory.command[name] for name in sorted(memory.command)])
+    command = np.concatenate([[], *(memory.command[name] for name in sorted(memory.command))])
     loop = loop_of(made, model, command=command.tolist(), delay=int(memory.delay))
     loop.reset(np.asarray(state.data.qpos), np.asarray(state.data.qvel))
     return state, loop
 
 
-@pytest.mark.parametrize("name, model, steps", [("walker", "quadruped", 1000), ("arm", "arm", 200)])
+@pytest.mark.parametrize(
+    "name, model, steps", [("walker", "quadruped", 1000), ("arm", "arm", 200), ("slow", "slow_pole", 50)]
+)
 def test_exported_loop_acts_as_training_in_every_step_of_an_episode(
     name: str, model: str, steps: int, request: pytest.FixtureRequest
 ) -> None:

@@ -10,7 +10,21 @@ import jax
 import mujoco
 import numpy as np
 import pytest
-from moments import HOME_HEIGHT, MODELS, built, config, environment, moment, robot
+from moments import (
+    GROUND,
+    HOME_HEIGHT,
+    LEG,
+    MODELS,
+    SERVOS,
+    SHIN,
+    built,
+    config,
+    environment,
+    moment,
+    robot,
+    saved,
+    walker,
+)
 
 from rlstable.config import ConfigError
 from rlstable.robot import actions, build, endings, geometry, observations
@@ -31,12 +45,6 @@ def mistake(task: str, path: Path, *words: str) -> str:
         environment(task, "arm", *words, f"env.xml={path}")
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def saved(folder: Path, text: str) -> Path:
-    path = folder / "robot.xml"
-    path.write_text(text)
-    return path
 
 
 # --- what is found
@@ -216,6 +224,19 @@ def test_first_pattern_that_matches_a_joint_gives_its_gain_and_its_home() -> Non
     assert [servos[name].home for name in names[:3]] == pytest.approx([-1.5, -1.2, 0.8])
 
 
+def test_largest_force_of_the_task_is_that_of_a_model_without_one(tmp_path: Path) -> None:
+    bare = re.sub(r"<actuator>.*</actuator>", "", text_of("arm"), flags=re.DOTALL)
+    path, gains = saved(tmp_path, bare), ("env.task.actions.stiffness=30", "env.task.actions.damping=1")
+    words = ("env.task.actions.control=position", *gains)
+    assert mistake("robot", path, *words).startswith("env.task.actions.force: joint shoulder has no largest force")
+    servos = built("robot", path, *words, "env.task.actions.force={elbow: 4, *: 9}").actuators
+    assert [(one.name, one.force) for one in servos] == [("shoulder", 9.0), ("elbow", 4.0)]
+    weaker = robot("arm", words=("env.task.actions.control=torque", "env.task.actions.force=2"))
+    assert [(one.high, one.force) for one in weaker.actuators] == [(2.0, 2.0), (2.0, 2.0)]
+    with pytest.raises(ConfigError, match="force: needs another control than auto"):
+        config("robot", "arm", "env.task.actions.force=2")
+
+
 SERVO = "env.task.actions.control=position env.task.actions.damping=2 env.task.actions.stiffness"
 
 
@@ -312,7 +333,7 @@ def test_keyframe_with_a_nan_is_refused_by_name(tmp_path: Path) -> None:
 def test_reach_without_a_site_names_the_term_and_the_remedy(tmp_path: Path) -> None:
     text = text_of("arm").replace('<site name="hand" pos="0 0 0.25"/>', "")
     error = mistake("robot_reach", saved(tmp_path, text))
-    assert error.startswith("env.task.commands.pose.site: the model has no site; add <site")
+    assert error.startswith("env.task.commands.pose.site: the model has no site; name a body")
 
 
 @pytest.mark.parametrize(
@@ -376,31 +397,7 @@ def test_controls_of_a_keyframe_are_not_those_of_converted_actuators(tmp_path: P
     assert (motor.kind, motor.home, motor.high) == ("torque", 0.0, 50.0)
 
 
-def test_actuator_with_a_state_is_refused_by_its_name(tmp_path: Path) -> None:
-    slow = '<position name="lift" joint="shoulder" kp="500" timeconst="0.05"/>'
-    path = saved(tmp_path, CUBE_FIRST.format(actuator=slow))
-    assert mistake("robot", path).startswith("env.xml: actuator lift has an internal state (timeconst or dyntype)")
-
-
 # --- files that people have
-
-_GROUND = '<geom name="ground" type="plane" size="5 5 0.1"/>'
-_SHIN = 'type="capsule" size="0.02" fromto="0 0 0 0 0 -0.2"'
-_LEG = f'<body name="{{0}}"><joint name="{{0}}" axis="0 1 0"/><geom name="{{0}}" {_SHIN}/></body>'
-_ROBOT = """<mujoco><compiler autolimits="true"/><option timestep="0.004" gravity="{gravity}"/>
-<default><joint range="-45 45"/></default><worldbody>{ground}<body name="trunk" pos="0 0 {height}"><freejoint/>
-<geom type="box" size="0.2 0.1 0.04"/><site name="middle"/><body name="head" pos="0 0 0.1"><joint name="neck"/>
-<geom name="head" size="0.05"/><site name="front"/></body>{legs}</body>{more}</worldbody>
-<actuator>{actuators}</actuator><sensor>{sensors}</sensor></mujoco>"""
-_SERVOS = "".join(f'<position joint="{name}" kp="30" ctrlrange="-0.8 0.8"/>' for name in ("neck", "a", "b"))
-
-
-def walker(folder: Path, *words: str, needs: tuple[str, ...] = (), **parts: str) -> Robot:
-    given = {
-        "gravity": "0 0 -9.81", "ground": _GROUND, "height": "0.22", "legs": _LEG.format("a") + _LEG.format("b"),
-        "more": "", "actuators": _SERVOS, "sensors": "",
-    }  # fmt: skip
-    return built("robot", saved(folder, _ROBOT.format(**given | parts)), *words, needs=needs)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +408,7 @@ def walker(folder: Path, *words: str, needs: tuple[str, ...] = (), **parts: str)
     ],
 )
 def test_ground_is_what_lies_below_the_robot(ground: str, name: str, tmp_path: Path) -> None:
-    found = walker(tmp_path, ground=_GROUND + ground, height="0.72")
+    found = walker(tmp_path, ground=GROUND + ground, height="0.72")
     assert (found.floor, found.home_height) == pytest.approx((0.5, 0.22)), name
     assert not any(found.model.geom(geom).name == build.FLOOR for geom in range(found.model.ngeom))
 
@@ -419,7 +416,7 @@ def test_ground_is_what_lies_below_the_robot(ground: str, name: str, tmp_path: P
 def test_feet_and_ground_of_a_model_with_contact_pairs_only_are_found(tmp_path: Path) -> None:
     parts = {
         name: text.replace("<geom", '<geom contype="0" conaffinity="0"')
-        for name, text in (("ground", _GROUND), ("legs", _LEG.format("a") + _LEG.format("b")))
+        for name, text in (("ground", GROUND), ("legs", LEG.format("a") + LEG.format("b")))
     }
     pairs = "".join(f'<pair geom1="ground" geom2="{name}"/>' for name in "ab")
     found = walker(tmp_path, **parts, sensors=f"</sensor><contact>{pairs}</contact><sensor>", needs=("feet",))
@@ -430,7 +427,7 @@ def test_feet_and_ground_of_a_model_with_contact_pairs_only_are_found(tmp_path: 
 def test_what_is_drawn_or_moves_is_no_ground(tmp_path: Path) -> None:
     drawn = '<geom type="box" size="2 2 0.05" contype="0" conaffinity="0"/>'
     ball = '<body pos="0 0 0.05"><freejoint/><geom size="0.02"/></body>'
-    assert walker(tmp_path, ground=_GROUND + drawn, more=ball).floor == 0.0
+    assert walker(tmp_path, ground=GROUND + drawn, more=ball).floor == 0.0
 
 
 def test_gyro_is_that_of_the_root_body_and_not_the_first_of_the_file(tmp_path: Path) -> None:
@@ -452,7 +449,7 @@ def test_down_is_where_gravity_points(tmp_path: Path) -> None:
 def test_joints_are_those_of_the_robot_without_play_and_doors(tmp_path: Path) -> None:
     play = '<joint name="play" axis="0 1 0" range="-1 1"/>'
     door = '<body><body><joint name="door" axis="0 0 1"/><geom size="0.1"/></body></body>'
-    legs = _LEG.format("a").replace("<geom", play + "<geom", 1) + _LEG.format("b") + _LEG.format("tail")
+    legs = LEG.format("a").replace("<geom", play + "<geom", 1) + LEG.format("b") + LEG.format("tail")
     found = walker(tmp_path, legs=legs, more=door)
     assert [joint.name for joint in found.joints] == ["neck", "a", "b", "tail"]
     seen, unseen = build.passive(found.model, found.root)
@@ -491,3 +488,75 @@ def test_number_that_is_not_finite_is_one_line(old: str, new: str, named: str, t
     path = tmp_path / "robot.xml"
     path.write_text(path.read_text().replace(old, new))
     assert f"has a NaN or an infinity in {named}; correct that number" in mistake("robot", path)
+
+
+def test_feet_end_a_limb_even_if_a_body_between_has_no_geom_and_one_is_lifted(tmp_path: Path) -> None:
+    sole = '<geom name="{0}" type="box" size="0.05 0.03 0.01" pos="0 0 -0.06"/>'
+    inertia = '<inertial mass="0.1" pos="0 0 0" diaginertia="1e-3 1e-3 1e-3"/>'
+    ankle = f'<body pos="0 0 -0.2"><joint axis="0 1 0"/>{inertia}{{}}</body>'
+    below = ankle.format(f"<body><joint/>{sole}</body>")
+    leg = f'<body pos="0 0 {{1}}"><joint name="{{0}}"/><geom {SHIN}/>{below}</body>'
+    found = walker(tmp_path, legs=leg.format("a", 0) + leg.format("b", 0.15), height="0.27", needs=("feet",))
+    assert [[found.model.geom(geom).name for geom in foot] for foot in found.feet] == [["a"], ["b"]]
+
+
+def test_first_position_is_the_one_in_which_gymnasiums_files_start(tmp_path: Path) -> None:
+    custom = '</sensor><custom><numeric name="init_qpos" data="0 0 0.5 1 0 0 0 0.1 0.2 0.3"/></custom><sensor>'
+    assert walker(tmp_path, sensors=custom).home.tolist() == pytest.approx([0, 0, 0.5, 1, 0, 0, 0, 0.1, 0.2, 0.3])
+
+
+def test_two_robots_in_a_file_ask_which_one_the_terms_are_about(tmp_path: Path) -> None:
+    arm = '<body><joint name="twist"/><geom size="0.1"/></body>'
+    other = f'<body name="other" pos="0 2 1"><freejoint/><geom size="0.1"/>{arm}</body>'
+    both = {"more": other, "actuators": SERVOS + '<motor joint="twist" ctrlrange="-1 1"/>'}
+    with pytest.raises(ConfigError, match=r"root: the model has 2 robots, trunk, other; name .* env.task.root=trunk"):
+        walker(tmp_path, **both)
+    found = walker(tmp_path, "env.task.root=other", **both)
+    assert found.model.body(found.root).name == "other"
+
+
+def test_link_is_as_good_as_a_site(tmp_path: Path) -> None:
+    text = text_of("arm").replace('<site name="hand" pos="0 0 0.25"/>', "")
+    terms = "commands.pose", "observations.site_to_target", "rewards.reach"
+    words = [f"+env.task.{term}.site=lower" for term in terms]
+    env = environment("robot_reach", "arm", f"env.xml={saved(tmp_path, text)}", *words)
+    site = env.robot.site("lower")
+    assert env.robot.model.site(site).name == "rlstable_link_lower"
+    np.testing.assert_allclose(
+        env.robot.forward().site_xpos[site], env.robot.forward().xpos[env.robot.model.body("lower").id]
+    )
+
+
+def test_base_on_which_an_arm_is_mounted_is_no_ground(tmp_path: Path) -> None:
+    arm = '<body><geom size="0.2"/><body pos="0 0 0.1"><joint name="pan"/><geom size="0.1"/></body></body>'
+    motor = '<actuator><motor joint="pan" ctrlrange="-1 1"/></actuator>'
+    text = f"<mujoco><worldbody>{{}}{arm}</worldbody>{motor}</mujoco>"
+    for ground, floor in (("", 0.0), ('<geom type="plane" size="1 1 1" pos="0 0 -0.5"/>', -0.5)):
+        assert built("robot", saved(tmp_path, text.format(ground))).floor == floor
+
+
+# --- actuators with a state
+
+
+@pytest.mark.parametrize(
+    ("actuator", "at_home", "kind"),
+    [
+        ('<position joint="neck" kp="30" timeconst="0.1" ctrlrange="0.2 0.8"/>', 0.2, "position"),
+        ('<intvelocity joint="neck" kp="30" ctrlrange="-2 2" actrange="-0.5 0.5"/>', 0.1, "velocity"),
+        ('<general joint="neck" dyntype="muscle" gainprm="20" dynprm="0.01 0.04" ctrlrange="0 1"/>', 0.0, "torque"),
+        ('<motor joint="neck" ctrlrange="-1 1"/>', None, "torque"),
+    ],
+)  # fmt: skip
+def test_actuator_with_a_state_starts_at_rest(actuator: str, at_home: float | None, kind: str, tmp_path: Path) -> None:
+    found = walker(tmp_path, "env.task.home={neck: 0.1}", actuators=actuator)
+    assert found.activation.tolist() == pytest.approx([] if at_home is None else [at_home])
+    assert found.actuators[0].kind == kind
+    assert found.activations(found.forward()).tolist() == pytest.approx([at_home or 0.0])
+    assert np.abs(found.forward().actuator_force).max() < 4.0
+
+
+def test_actuator_with_an_unknown_state_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"actuator slow has a state that tasks do not know \(mjDYN_USER\); known are"
+    ):
+        walker(tmp_path, actuators='<general name="slow" joint="neck" dyntype="user" actdim="2" ctrlrange="0 1"/>')

@@ -13,7 +13,7 @@ from rlstable.robot import endings, observations, rewards
 from rlstable.robot.model import Robot
 
 QUADRUPED = robot("quadruped", "feet", "accelerometer", touching=("trunk", "front_left_foot"))
-CART_POLE, ARM = robot("cart_pole"), robot("arm")
+CART_POLE, ARM, SLOW = robot("cart_pole"), robot("arm"), robot("slow_pole")
 WEIGHT = 1.1 * 9.81  # of the cart-pole, in newtons
 
 
@@ -58,6 +58,7 @@ OBSERVATIONS = {
     "site_position": Case([0.0, 0.0, 1.05], ARM),
     "site_to_target": Case([0.1, 0.0, -0.05], ARM, memory={"command": {"pose": np.array([0.1, 0.0, 1.0])}}),
     "sensor": Case([1.0], ARM, {"name": "elbow angle"}, qpos=[0.0, 1.0]),
+    "activations": Case([0.0], SLOW),
     "contact": Case([0.0, 1.0], parameters=GEOMS, qpos=lifted(-0.002)),
     "foot_contacts": Case([0.0, 0.0, 0.0, 0.0], qpos=lifted(1.0)),
 }
