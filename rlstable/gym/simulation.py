@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -63,6 +64,7 @@ class Simulation:
         self._env = VectorEnv(physics_env, settings.episode_length, settings.action_repeat, guards)
         self._begin, self._next = jax.jit(self._first), jax.jit(self._step, donate_argnums=0)
         self._carry: _Carry | None = None
+        self._turn = threading.Lock()  # of several threads with one environment, one after another
 
     def observation(self) -> Observation:
         """Shape and type of the observation of one environment."""
@@ -70,7 +72,7 @@ class Simulation:
 
     def reset(self, seeds: np.ndarray | None) -> Seen:
         """Starts an episode in every environment, with seeds, uint32 `[B]`, or with its next random key for None."""
-        with self._precision.compiled(), interruptible():
+        with self._turn, self._precision.compiled(), interruptible():
             if seeds is not None:
                 keys = jax.vmap(jax.random.PRNGKey)(jnp.asarray(seeds, jnp.uint32))
             else:
@@ -80,7 +82,7 @@ class Simulation:
 
     def step(self, action: np.ndarray) -> Outcome:
         """Takes one action `[B, A]` in every environment."""
-        with self._precision.compiled(), interruptible():
+        with self._turn, self._precision.compiled(), interruptible():
             carry, self._carry = self._running, None  # its arrays are donated
             self._carry, outcome = self._next(carry, action)
             return _on_host(outcome)

@@ -54,7 +54,8 @@ def open_manager(
     """
     import orbax.checkpoint as ocp
 
-    logging.getLogger("absl").addFilter(_is_not_of_orbax)  # added only once
+    for logger in ("absl", "asyncio"):
+        logging.getLogger(logger).addFilter(_is_not_of_orbax)  # added only once
     if not isinstance(sys.unraisablehook, _UnraisableHook):
         sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
     policies: list[Any] = []
@@ -79,7 +80,7 @@ def open_manager(
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     """Drops orbax's log lines; the run reports the same failures as events."""
-    return "/orbax/" not in record.pathname
+    return "orbax" not in f"{record.pathname} {record.getMessage()}"
 
 
 class _UnraisableHook:

@@ -20,7 +20,7 @@ from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.programs import Builder
 from rlstable.compilation.trace_cache import programs_of
 from rlstable.compilation.xla import Compiling
-from rlstable.config import Config
+from rlstable.config import Config, ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.schema import validate
 from rlstable.device import sharding
@@ -242,8 +242,8 @@ def evaluation_env(config: Config, single: Env | None = None) -> VectorEnv:
     """The evaluation environments. They have env guards even with `guards` off, because a NaN return has no meaning."""
     if single is None:
         single = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
-        if config.env.source == "import" and config.eval.env_kwargs:  # without kwargs it was checked for training
-            check(single, f"{config.env.name} with eval.env_kwargs", config.network)
+    if config.env.source == "import" and config.eval.env_kwargs:  # without kwargs it was checked for training
+        check(single, f"{config.env.name} with eval.env_kwargs", config.network)
     env = VectorEnv(
         with_memory(Float64Physics(single) if level(config.precision).x64 else single, config.network),
         config.env.episode_length,
@@ -251,6 +251,19 @@ def evaluation_env(config: Config, single: Env | None = None) -> VectorEnv:
         env_guards(config.guards) or env_guards(validate(GuardsConfig, {})),
     )
     return faults.faulty_env(env, config.fault) if config.fault.eval else env
+
+
+def require_same_observation(trained: Env, played: Env) -> None:
+    """Raises ConfigError if `eval.env_kwargs` change the observation, which the policy could not read."""
+    shapes = [
+        jax.tree.map(lambda x: x.shape, jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs)
+        for env in (trained, played)
+    ]
+    if shapes[0] != shapes[1]:
+        raise ConfigError(
+            f"eval.env_kwargs: observations of training have the shape {shapes[0]}, and those of evaluations "
+            f"{shapes[1]}; leave out the arguments that change it"
+        )
 
 
 def make_policy(

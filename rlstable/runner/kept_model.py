@@ -42,7 +42,12 @@ def keep(config: Config, run_dir: Path, event: Callable[..., None]) -> None:
 
     path, content = below(run_dir, KEPT_MODEL), bundle(xml)
     if not path.is_file() or read(path) != content:
-        write_atomically(path, content)
+        try:
+            write_atomically(path, content)
+        except OSError as error:
+            raise ConfigError(
+                f"hydra.run.dir: cannot write {path}: {error.strerror}; make room there, or choose another folder"
+            ) from error
         event("model_kept", file=config.env.xml, sha256=hashlib.sha256(content).hexdigest())
 
 

@@ -25,7 +25,7 @@ from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
 from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.versions import versions
-from rlstable.policy.evaluator import Evaluator, make_evaluator
+from rlstable.policy.evaluator import Evaluator, make_evaluator, require_same_observation
 from rlstable.ppo.state import TrainState
 from rlstable.render.recording import EpisodeRecorder, seconds_per_step
 from rlstable.runner.host_state import HostState
@@ -286,7 +286,7 @@ class Programs:
             self.event("large_constants", megabytes=size // 10**6, problem=f"{problem}; make the arrays smaller")
 
     def _evaluation_env(self, setup: TrainingSetup) -> Any:
-        """The environment of evaluations, if it is loaded; None if it must be loaded.
+        """The environment of evaluations, if it is loaded or has its own arguments; None if it must be loaded.
 
         Training and evaluation share one environment if both are the same. A user's environment may own a simulator,
         which both would disturb; on several devices each environment has a share of the cores.
@@ -297,7 +297,11 @@ class Programs:
         known = config.env.source in ("brax", "gymnasium", "playground", "robot")
         same = known and not config.eval.env_kwargs and self.device_count == 1
         same = same and (config.eval.randomize or not config.env.is_randomized)
-        return setup.single if same else None
+        if same or not config.eval.env_kwargs:
+            return setup.single if same else None
+        env = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
+        require_same_observation(setup.single, env)
+        return env
 
     @property
     def _train_env(self) -> Any:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,17 @@ def push(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 # --- one environment
+
+
+def test_threads_take_turns_in_one_environment() -> None:
+    env = rlstable.gym_env(PointMass(bound=1e6), overrides=["env.episode_length=1000"])
+    env.reset(seed=0)
+    with ThreadPoolExecutor(4) as pool:
+        steps = [pool.submit(env.step, np.full(2, 0.1, np.float32)) for _ in range(40)]
+    alone = rlstable.gym_env(PointMass(bound=1e6), overrides=["env.episode_length=1000"])
+    alone.reset(seed=0)
+    seen = [alone.step(np.full(2, 0.1, np.float32))[0] for _ in range(40)]
+    assert {tuple(step.result()[0]) for step in steps} == {tuple(observation) for observation in seen}
 
 
 def test_gymnasium_finds_no_mistake_in_a_single_environment() -> None:

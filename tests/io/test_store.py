@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import resource
 import sys
@@ -71,6 +72,17 @@ def test_checkpoints_in_a_folder_with_special_characters_are_read_back(tmp_path)
         save_scores(checkpoints, {1: None})
         assert checkpoints.restore({"x": np.zeros(2, int)})[1] == {"i": 1}
     assert restore_policy(tmp_path / name, "latest")[1] == {"i": 1}
+
+
+def test_failures_of_saves_are_not_said_again_by_asyncio(tmp_path, caplog):
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        save_scores(checkpoints, {1: None})
+    caplog.clear()
+    for said in ("runs/x/state.orbax-checkpoint-tmp/: No space left", "a task of the user"):
+        logging.getLogger("asyncio").error("Future exception was never retrieved: %s", said)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Future exception was never retrieved: a task of the user"
+    ]
 
 
 def test_missing_and_nan_scores_are_never_best(tmp_path):

@@ -11,15 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys import PointMass
 
+from rlstable.config import ConfigError
 from rlstable.device.counter import WideCounter
 from rlstable.device.precision import SINGLE
 from rlstable.envs.episodes import Episodes
-from rlstable.policy.evaluator import Evaluator, PolicySnapshot, snapshot_of, unseen_element
+from rlstable.policy.evaluator import Evaluator, PolicySnapshot, require_same_observation, snapshot_of, unseen_element
 from rlstable.ppo import normalizer
 from rlstable.ppo.normalizer import Statistics
 from rlstable.supervise import memory
 from rlstable.supervise.memory import Footprint, OutOfMemory
+
+
+def test_evaluation_with_other_observations_is_refused() -> None:
+    require_same_observation(PointMass(), PointMass(bound=0.5))
+    message = r"eval\.env_kwargs: observations of training have the shape \(4,\), and those of evaluations {.*\(5,\)"
+    with pytest.raises(ConfigError, match=message):
+        require_same_observation(PointMass(), PointMass(named=True))
 
 
 class State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -10,12 +11,14 @@ from commands import SIZES, typed
 from saved import events
 from toys import assert_same
 
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.export.function import policy_function
 from rlstable.io.run_folder import KEPT_MODEL
 from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
 from rlstable.robot.files import bundle
+from rlstable.runner import kept_model
 from rlstable.train import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -51,6 +54,18 @@ def test_run_folder_holds_the_model_and_its_hash(run_dir: Path, source: Path) ->
     (event,) = events(run_dir, "model_kept")
     assert event["file"] == str(source) and len(event["sha256"]) == 64
     assert "kept_xml" not in (run_dir / "config.yaml").read_text()
+
+
+def test_disk_without_room_for_the_model_is_one_line(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(kept_model, "write_atomically", full)
+    config = compose(["env=robot_reach", f"env.xml={source}"])
+    with pytest.raises(ConfigError, match=r"cannot write .*model.zip: No space left on device; make room there, or"):
+        kept_model.keep(config, tmp_path, lambda *_, **__: None)
 
 
 def test_run_with_a_changed_file_resumes_as_if_it_had_not_changed(
