@@ -64,8 +64,8 @@ class Refused(Exception):
 class Policy:
     """An exported policy, from an observation to an action; `memory` is the size of its recurrent state, or None."""
 
-    def __init__(self, session: Any, memory: int | None):
-        self._session, self._size = session, memory
+    def __init__(self, session: Any, memory: int | None, options: Callable[[], Any]):
+        self._session, self._size, self._options = session, memory, options
         self.reset()
 
     def reset(self) -> None:
@@ -73,10 +73,24 @@ class Policy:
         self.memory = {} if self._size is None else {"memory": np.zeros((1, self._size), np.float32)}
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
-        inputs = {"observation": observation[None].astype(np.float32), **self.memory}
-        action, *state = self._session.run(None, inputs)
+        action, *state = self._run({"observation": observation[None].astype(np.float32), **self.memory})
         self.memory = dict(zip(self.memory, state, strict=True))
         return np.asarray(action[0])
+
+    def try_once(self) -> None:
+        """Refuses a graph that fails, does not end, or wants more memory than there is."""
+        self._run({one.name: np.zeros([1, *one.shape[1:]], np.float32) for one in self._session.get_inputs()})
+
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        options = self._options()
+        timer = threading.Timer(_PATIENCE / 6, setattr, (options, "terminate", True))
+        timer.start()
+        try:
+            return self._session.run(None, inputs, options)
+        except Exception as error:
+            raise Refused(f"the policy does not act: {_line(error)[:300]}") from None
+        finally:
+            timer.cancel()
 
 
 def load_policy(path: Path) -> tuple[Policy, dict[str, Any]]:
@@ -99,8 +113,9 @@ def load_policy(path: Path) -> tuple[Policy, dict[str, Any]]:
     contract: dict[str, Any] = {key: _parsed(text) for key, text in texts.items()}
     contract["root_body"] = texts["root_body"]  # a name may look like a number
     _check_counts(contract)
-    _check_first_action(session, onnxruntime.RunOptions())
-    return Policy(session, contract["memory"]["size"] if "memory" in contract else None), contract
+    policy = Policy(session, contract["memory"]["size"] if "memory" in contract else None, onnxruntime.RunOptions)
+    policy.try_once()
+    return policy, contract
 
 
 def _check_counts(contract: Mapping[str, Any]) -> None:
@@ -116,19 +131,6 @@ def _check_counts(contract: Mapping[str, Any]) -> None:
             )
     if not 0.0 < contract["control_dt"] < math.inf:
         raise Refused(f"the contract has a control step of {contract['control_dt']} s, which must be positive")
-
-
-def _check_first_action(session: Any, options: Any) -> None:
-    """Refuses a graph that does not end, or that wants more memory than there is."""
-    inputs = {one.name: np.zeros([1, *one.shape[1:]], np.float32) for one in session.get_inputs()}
-    timer = threading.Timer(_PATIENCE / 6, lambda: setattr(options, "terminate", True))
-    timer.start()
-    try:
-        session.run(None, inputs, options)
-    except Exception as error:
-        raise Refused(f"the policy does not act: {_line(error)[:300]}") from None
-    finally:
-        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ import jax
 import mujoco
 import numpy as np
 import onnx
+import onnx.parser
+import onnxruntime
 import pytest
 from commands import ROOT, exit_code
 from exported import Exported, exported, file_of
@@ -208,11 +210,11 @@ def test_each_episode_starts_with_an_empty_memory_of_a_recurrent_policy(walker: 
     class Session:
         """Adds 1 to the memory."""
 
-        def run(self, _: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        def run(self, _: None, inputs: dict[str, np.ndarray], options: object) -> list[np.ndarray]:
             return [np.zeros((1, 12), np.float32), inputs["memory"] + 1]
 
     contract = play.load_policy(walker.onnx)[1]
-    policy = play.Policy(Session(), 2)
+    policy = play.Policy(Session(), 2, SimpleNamespace)
     loop = play.Loop(play.load_model(file_of("quadruped"), contract), contract, policy)
     loop.step()
     loop.step()
@@ -334,6 +336,32 @@ def test_damaged_model_and_one_that_attaches_itself_do_not_end_python(
         assert run(str(arm.onnx), str(tmp_path / name), "--any-model") == 2
         assert capsys.readouterr().err.startswith(f"rlstable: {tmp_path / name} {line}")
     assert not list(tmp_path.glob("MUJOCO_LOG.TXT"))
+
+
+# Calculates as many cosines as 1e12 times the observation.
+ENDLESS = """<ir_version: 8, opset_import: ["" : 18]>
+g (float[1, 1] observation) => (float[1, 1] action) {
+  scale = Constant <value = float {1e12}> ()
+  many = Mul (observation, scale)
+  shape = Constant <value = int64[1] {1}> ()
+  flat = Reshape (many, shape)
+  count = Cast <to = 7> (flat)
+  go = Constant <value = bool {1}> ()
+  action = Loop (count, go, observation) <body = b (int64 i, bool cond, float[1, 1] x) => (bool next, float[1, 1] y) {
+    next = Identity (cond)
+    y = Cos (x)
+  }>
+}"""
+
+
+def test_graph_that_does_not_end_is_stopped_in_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(play, "_PATIENCE", 1.0)
+    session = onnxruntime.InferenceSession(onnx.parser.parse_model(ENDLESS).SerializeToString())
+    policy = play.Policy(session, None, onnxruntime.RunOptions)
+    policy.try_once()
+    assert policy(np.zeros(1)).tolist() == [0.0]
+    with pytest.raises(play.Refused, match=r"the policy does not act: .*terminate flag"):
+        policy(np.ones(1))
 
 
 def test_policy_without_a_contract_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
