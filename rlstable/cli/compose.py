@@ -32,7 +32,7 @@ _composing = threading.RLock()
 def prepared(words: Sequence[str]) -> list[str]:
     """The words of a command line as Hydra reads them; checks flags.
 
-    After a key of `_PATHS`, an existing path is quoted and `~` becomes the home folder. `resume=latest` becomes the
+    Values outside of Hydra's grammar are quoted; after a key of `_PATHS` `~` becomes the home folder. `resume=latest` becomes the
     newest run folder, and `distributed=true` becomes `distributed.enabled=true`. With a resumed folder, terms of its
     task can be changed like other keys. Raises ConfigError without a run, and for a key without a value.
     """
@@ -51,7 +51,7 @@ def _as_hydra_reads(word: str) -> str:
     if key == "distributed" and equals:
         return f"distributed.enabled={folder}"
     if key not in _PATHS or not equals:
-        return word
+        return _quoted(word)
     if word == "resume=latest":
         try:
             return f"resume={literal(latest_run())}"
@@ -60,7 +60,26 @@ def _as_hydra_reads(word: str) -> str:
     bare = folder.strip("'\"")
     if bare.startswith("~"):
         return f"{key}={literal(expand_home(bare))}"
-    return f"{key}={literal(folder)}" if folder not in ("auto", "null") and Path(folder).exists() else word
+    return f"{key}={literal(folder)}" if folder not in ("auto", "null") and Path(folder).exists() else _quoted(word)
+
+
+def _quoted(word: str) -> str:
+    """A word with quotes around what Hydra's grammar does not know, such as brackets and Chinese letters in a path."""
+    import yaml
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, _, text = word.partition("=")
+    with contextlib.suppress(HydraException):
+        OverridesParser.create().parse_override(word)
+        return word
+    if not text or text[0] in "'\"$":
+        return word
+    try:
+        value = yaml.safe_load(text) if text[0] in "[{" else text
+    except yaml.YAMLError:
+        return word
+    return f"{key}={literal(value)}"
 
 
 def register_resolvers() -> None:

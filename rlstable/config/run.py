@@ -44,11 +44,13 @@ _YAML_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan":
 
 
 def _as_yaml(value: Any) -> Any:
-    """Numbers that YAML writes with a leading dot, and Hydra reads as text."""
+    """Numbers that YAML writes with a leading dot, and Hydra reads as text; paths in the home folder."""
     if isinstance(value, dict):
         return {key: _as_yaml(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_as_yaml(one) for one in value]
+    if isinstance(value, str) and value.startswith("~/"):
+        return str(expand_home(value))
     return _YAML_FLOATS.get(value.lower(), value) if isinstance(value, str) else value
 
 
