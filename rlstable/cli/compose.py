@@ -32,9 +32,9 @@ _composing = threading.RLock()
 def prepared(words: Sequence[str]) -> list[str]:
     """The words of a command line as Hydra reads them; checks flags.
 
-    Values outside of Hydra's grammar are quoted; after a key of `_PATHS` `~` becomes the home folder. `resume=latest` becomes the
-    newest run folder, and `distributed=true` becomes `distributed.enabled=true`. With a resumed folder, terms of its
-    task can be changed like other keys. Raises ConfigError without a run, and for a key without a value.
+    Values outside of Hydra's grammar are quoted. After a key of `_PATHS`, `~` becomes the home folder. `resume=latest`
+    becomes the newest run folder, and `distributed=true` becomes `distributed.enabled=true`. With a resumed folder,
+    terms of its task can be changed like other keys. Raises ConfigError without a run, and for a key without a value.
     """
     reject_unknown_flags(words)
     read = [_as_hydra_reads(word) for word in words]

@@ -23,11 +23,14 @@ class Task(gymnasium.Env[Any, np.ndarray]):
     """One environment of rlstable as a `gymnasium.Env`.
 
     Actions are float32 in -1 to 1, as a policy of rlstable gives them. `info` has the environment's metrics, and
-    `quarantined`: whether a guard ended the episode because the simulation went bad.
+    `quarantined`: whether a guard ended the episode because the simulation went bad. `model` is the `mujoco.MjModel`,
+    None without one.
     """
 
-    def __init__(self, simulation: Simulation, action_size: int, fps: float | None, frames: Frames | None):
-        self._simulation, self._frames = simulation, frames
+    def __init__(
+        self, simulation: Simulation, action_size: int, fps: float | None, frames: Frames | None, model: Any = None
+    ):
+        self._simulation, self._frames, self.model = simulation, frames, model
         self.observation_space = observation_space(simulation.observation())
         self.action_space = action_space(action_size)
         self.metadata = metadata(fps)

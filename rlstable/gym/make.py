@@ -80,5 +80,5 @@ def _made(config: Config, given: Any, num_envs: int | None, draws: bool) -> Task
     simulation = Simulation(config, single, autoreset=num_envs is not None)
     frames = Frames(model) if draws and model is not None else None
     if num_envs is None:
-        return Task(simulation, single.action_size, fps, frames)
+        return Task(simulation, single.action_size, fps, frames, model)
     return TaskVector(simulation, single.action_size, fps, frames, num_envs)

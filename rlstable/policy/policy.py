@@ -64,6 +64,10 @@ class Policy:
         saved = "" if step is None else f"step {step:,}", "" if self.folder is None else f"folder {self.folder}"
         return f"Policy({', '.join(filter(None, (name, *sizes, *saved)))})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without compiled functions, so that a policy that has acted can be pickled."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     def act(self, obs: Observation, key: jax.Array | None = None, deterministic: bool = True) -> jax.Array:
         """The action for an observation, float32 `[..., A]`; the safe action if the action is bad.
 

@@ -115,6 +115,15 @@ SIGNS = (
         "set eval.deterministic=false to evaluate and choose the policy that was trained", True,
     ),
     Sign(
+        "episodes_shorten",
+        "two evaluations in a row with a negative return and episodes that end in less than half of the length that "
+        "training episodes once had: the policy may end episodes to escape a cost",
+        "shortened", lambda value, row: value < 0.5 and row["last"] < 0.0, 2, 2,
+        "episodes end after {plain_length} steps with a return of {last:,.1f}; training episodes had {longest:,.0f}: "
+        "unless their end is the goal, the policy ends episodes to escape a cost",
+        "reward each step of an episode that goes on, or make its end cost more than the steps that it saves", True,
+    ),
+    Sign(
         "distance_beyond_bound",
         "`training/policy_distance` above `guards.limiters.kl` (1.0 if off) in an iteration",
         "training/policy_distance", lambda value, row: value > 1.01 * row["kl"], 1, 50,
@@ -264,6 +273,8 @@ def _of_evaluation(metrics: Row, memory: SignMemory, before: float, config: Conf
         "error": deviation / math.sqrt(episodes),
         "length": length,
         "plain_length": _plain(length),
+        "longest": memory.longest,
+        "shortened": length / memory.longest if memory.longest else None,
         "first_step": 1.01 * config.env.action_repeat,
         "steps_per_episode": memory.steps_per_episode,
         "comparable": value if is_comparable else None,
@@ -308,6 +319,7 @@ class Signs:
         ended, memory.episodes = episodes - memory.episodes, episodes
         memory.steps_per_episode = self._config.env_steps_per_iteration / ended if ended > 0 else None
         mean_return, length = _number(metrics, "episode/sum_reward"), _number(metrics, "episode/length")
+        memory.longest = max(memory.longest, length or 0.0)
         if mean_return is not None and length is not None and iteration > _FIRST:
             memory.add_training(mean_return, length)
         self._record(memory, step, _of_iteration(metrics, iteration, self._config), of_evaluations=False)

@@ -131,6 +131,7 @@ class SignMemory:
     training_return: float | None = None  # mean over recent iterations
     training_variance: float = 0.0  # of the mean return of an iteration
     training_length: float = 0.0  # of the episodes of the latest iteration
+    longest: float = 0.0  # greatest mean length of training episodes in an iteration
     lowest_return: float | None = None  # of iterations and evaluations
     greatest_return: float | None = None
 

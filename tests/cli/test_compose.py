@@ -163,9 +163,11 @@ def test_infinity_as_yaml_writes_it_is_a_number_in_arguments_of_an_environment()
 
 def test_value_outside_of_hydras_grammar_is_what_was_typed() -> None:
     for path in ("/data/机器人/手.xml", "/data/a (1)/b.xml", "/data/it's.xml", "/data/a b/c&d;e.xml"):
-        config = compose(["env=ant", f"env.kwargs={{file: {path}, size: 2, flags: [true, x]}}", "env.xml=" + path])
+        config = compose(
+            ["env=ant", f"env.kwargs={{file: {path}, size: 2, flags: [true, x]}}", f"compile_cache={path}"]
+        )
         assert config.env.kwargs == {"file": path, "size": 2, "flags": [True, "x"]}
-        assert config.env.xml == path
+        assert str(config.compile_cache) == path
     config = compose(["env=ant", "env.kwargs={file: ~/a.xml}", 'eval.env_kwargs={file: "/x[1].xml"}'])
     assert config.env.kwargs == {"file": str(Path.home() / "a.xml")}
     assert config.eval.env_kwargs == {"file": "/x[1].xml"}

@@ -205,6 +205,7 @@ import rlstable
 with jax.default_matmul_precision("highest"):
     env = rlstable.gym_env("ball:Stick", overrides=["env.backend=native"], render_mode="rgb_array")
 env.reset(seed=0)
+assert env.unwrapped.model.nu == env.action_space.shape[0]
 before = env.render()
 for _ in range(10):
     env.step(np.ones(env.action_space.shape))

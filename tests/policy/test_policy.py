@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -57,6 +58,7 @@ def test_loaded_policy_is_the_trained_policy(runner: TrainingLoop) -> None:
     np.testing.assert_allclose(policy.act(observations), expected, atol=1e-6)
     assert policy.act(np.zeros(4)).shape == (2,)
     assert policy.host["step"] == 128
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(policy)).act(HEALTHY), policy.act(HEALTHY))
 
 
 def test_evaluations_of_a_trained_and_of_a_loaded_policy_have_the_same_arguments(runner: TrainingLoop) -> None:

@@ -223,6 +223,21 @@ def test_evaluations_far_below_training_are_said_with_both_numbers() -> None:
     assert own.recovered == [(64, "evaluation_below_training")]
 
 
+def test_episodes_that_end_sooner_with_a_negative_return_are_said_to_escape_a_cost() -> None:
+    own = Watched()
+    learn(own, -30.0, length=150.0)
+    learn(own, -28.0, length=21.0)
+    own.evaluate(-27.0, -27.0, length=90.0)
+    own.evaluate(27.0, 27.0, length=21.0)
+    assert "episodes_shorten" not in own.names
+    own.evaluate(-28.0, -27.5, length=21.0)
+    (text,) = [said["text"] for _, said in own.said if said["sign"] == "episodes_shorten"]
+    assert text.startswith(
+        "episodes end after 21 steps with a return of -27.5; training episodes had 150: unless their end is the goal, "
+        "the policy ends episodes to escape a cost; reward each step"
+    )
+
+
 @pytest.mark.parametrize(
     ("returns", "evaluations", "sections", "length"),
     [
