@@ -23,7 +23,6 @@ class Episodes(NamedTuple):
     metrics: dict[str, jax.Array]  # sums over the episode by name, including `reward`, [B] each
     length: jax.Array  # number of steps, [B]
     aborted: jax.Array  # 1.0 where the simulation went bad before the episode ended, [B]
-    last_observation: PyTree | None = None  # after the last action, [B, ...]; None during the episodes
 
 
 Carry = tuple[EnvState, jax.Array, Episodes, jax.Array]  # state, running environments, episodes so far, random key
@@ -46,8 +45,8 @@ def run_episodes(env: VectorEnv, policy: Policy, keys: jax.Array, key: jax.Array
 
     carry = _first_carry(env, keys, key)
     before = jnp.zeros((), jnp.int32), jnp.any(carry[1]), carry
-    state, _, episodes, _ = jax.lax.while_loop(lambda part: part[1], play_few, before)[2]
-    return episodes._replace(last_observation=state.obs)
+    _, _, episodes, _ = jax.lax.while_loop(lambda part: part[1], play_few, before)[2]
+    return episodes
 
 
 def watch_episodes(

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -43,9 +43,6 @@ from rlstable.supervise.memory import OutOfMemory, is_out_of_memory
 
 Play = Callable[..., PyTree]
 EvaluationMetrics = dict[str, float | None]
-
-_CONSTANT = 1e-6  # relative standard deviation in training
-_DIFFERENT = 1e-3  # relative difference from a constant
 
 
 class PolicySnapshot(NamedTuple):
@@ -123,7 +120,6 @@ class Evaluator:
         return [
             {
                 **summarize(episodes),
-                "eval/unseen_element": unseen_element(policy.statistics, episodes),
                 "eval/epoch_eval_time": elapsed,
                 "eval/sps": float(episodes.length.sum()) / elapsed,
             }
@@ -199,23 +195,6 @@ def summarize(episodes: Episodes) -> EvaluationMetrics:
         metrics[mean] = float(values[valid].mean()) if valid.any() else None
         metrics[deviation] = float(values[valid].std()) if valid.any() else None
     return metrics | {"eval/aborted_share": float(1.0 - valid.mean())}
-
-
-def unseen_element(statistics: Statistics, episodes: Episodes) -> float:
-    """Number of the first observation element, from 1, that is constant in training and differs here; 0 for none."""
-    observation = episodes.last_observation
-    if observation is None or not statistics.count:
-        return 0.0
-    mean, variance = jax.device_get((statistics.mean, statistics.variance))
-    if isinstance(mean, Mapping):  # the networks may read a part of the observation only
-        observation = {key: observation[key] for key in mean}
-    means, variances, observations = (jax.tree.leaves(tree) for tree in (mean, variance, observation))
-    valid, unseen = valid_episodes(episodes), [np.array([False])]
-    for mean, variance, observed in zip(means, variances, observations, strict=True):
-        size = np.maximum(1.0, np.abs(mean))
-        differs = (np.abs(observed[valid] - mean) > _DIFFERENT * size).any(axis=0)
-        unseen.append((differs & (np.sqrt(variance) <= _CONSTANT * size)).ravel())
-    return float(np.argmax(np.concatenate(unseen)))
 
 
 def make_evaluator(

@@ -124,13 +124,6 @@ SIGNS = (
         "reward each step of an episode that goes on, or make its end cost more than the steps that it saves", True,
     ),
     Sign(
-        "distance_beyond_bound",
-        "`training/policy_distance` above `guards.limiters.kl` (1.0 if off) in an iteration",
-        "training/policy_distance", lambda value, row: value > 1.01 * row["kl"], 1, 50,
-        "an iteration moved the policy by {mean:.3g} nats, more than {kl:g}",
-        "set guards.limiters.kl=1.0; if it is on, lower ppo.learning_rate",
-    ),
-    Sign(
         "rewards_outlying",
         "`limiters/reward_outlier/active` above 0 in 25 of 50 iterations: rare rewards are far larger than usual ones, "
         "and the limiter bounds what they count for",
@@ -184,14 +177,6 @@ SIGNS = (
         "observe a difference instead of a counter, a time or a total; if a sensor drifts, subtract its bias",
     ),
     Sign(
-        "evaluation_observes_more",
-        "`eval/unseen_element` above 0 in two evaluations in a row",
-        "eval/unseen_element", lambda value, row: value > 0.0, 2, 2,
-        "element {element} of the observation has been constant in training and is another number in evaluations: the "
-        "policy has no experience with it",
-        "let training see the same numbers, or correct the observation (eval.env_kwargs)", True,
-    ),
-    Sign(
         "training_episodes_short",
         "training episodes have at most a tenth of the evaluation's length, or end in their first step; only your own "
         "environments: a counter in `info` continues after a reset",
@@ -213,7 +198,6 @@ def signs_of(config: Config) -> list[Sign]:
         # Recipes that clip the gradient in nearly every minibatch do so on purpose.
         "limiter_saturated/gradient_norm": limit is not None and (recipe is None or limit < recipe),
         "evaluation_below_training": config.eval.deterministic and not config.eval.env_kwargs,
-        "evaluation_observes_more": config.ppo.normalize_observations,
         "training_episodes_short": config.env.may_keep_counters,
     }
     if not config.logging.signs:
@@ -250,7 +234,6 @@ def _of_iteration(metrics: Row, iteration: int, config: Config) -> Row:
         "target_size": None if unknown or ppo.normalize_values or greatest is None else scale,
         "max_target": max_target,
         "greatest_target": _GREATEST_NORMALIZED if ppo.normalize_advantage else _GREATEST_TARGET,
-        "kl": config.guards.limiters.kl or 1.0,
         "better_scaling": ppo.reward_scaling * (_GOOD_TARGET / scale if scale > 0.0 else 1.0),
     }
 

@@ -14,12 +14,10 @@ import pytest
 from toys import PointMass
 
 from rlstable.config import ConfigError
-from rlstable.device.counter import WideCounter
 from rlstable.device.precision import SINGLE
 from rlstable.envs.episodes import Episodes
-from rlstable.policy.evaluator import Evaluator, PolicySnapshot, require_same_observation, snapshot_of, unseen_element
+from rlstable.policy.evaluator import Evaluator, PolicySnapshot, require_same_observation, snapshot_of
 from rlstable.ppo import normalizer
-from rlstable.ppo.normalizer import Statistics
 from rlstable.supervise import memory
 from rlstable.supervise.memory import Footprint, OutOfMemory
 
@@ -135,25 +133,3 @@ def test_memory_error_in_the_compiling_thread_leads_to_more_passes(monkeypatch: 
     own.begin(POLICY)
     own.prepare(POLICY)
     assert own.told == [("evaluation_divided", {"passes": 2})]
-
-
-@pytest.mark.parametrize(
-    ("observation", "aborted", "element"),
-    [
-        ([[0.0, 5.0, 1e5], [1.0, -5.0, 1e5]], [0.0, 0.0], 0),
-        ([[0.0, 5.0, 1e5], [1.0, 0.3, 1e5 + 200.0]], [0.0, 0.0], 3),  # a constant of 1e5 that differs by 0.2 %
-        ([[0.0, 5.0, 1e5], [1.0, 0.3, 1e5 + 1.0]], [0.0, 0.0], 0),
-        ([[0.0, 5.0, 1e5], [1.0, 0.3, np.nan]], [0.0, 1.0], 0),  # an aborted episode does not count
-    ],
-)
-def test_constant_of_training_that_differs_in_evaluation_is_found(
-    observation: list[list[float]], aborted: list[float], element: int
-) -> None:
-    mean, variance = np.float32([0.0, 1.0, 1e5]), np.float32([1.0, 4.0, 0.0])
-    trained = Statistics(WideCounter.of(1000), mean, variance, np.ones(3))
-    episodes = Episodes({"reward": np.ones(2)}, np.ones(2), np.array(aborted), np.float32(observation))
-    assert unseen_element(trained, episodes) == element
-    keyed = Statistics(WideCounter.of(1000), {"state": mean}, {"state": variance}, {"state": np.ones(3)})
-    named = {"state": np.float32(observation), "picture": np.zeros((2, 4, 4))}
-    assert unseen_element(keyed, episodes._replace(last_observation=named)) == element
-    assert unseen_element(Statistics(WideCounter.zero(), mean, variance, np.ones(3)), episodes) == 0
