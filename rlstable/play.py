@@ -204,8 +204,8 @@ def _completed(path: Path, contract: Mapping[str, Any]) -> mujoco.MjModel:
                 getattr(actuator, field)[:] = value
             else:
                 setattr(actuator, field, value)
-    for name, body in added["link_sites"].items():
-        _found(spec.bodies, "body", body).add_site(name=name)
+    for name, link in added["link_sites"].items():
+        _found(spec.bodies, "body", link["body"]).add_site(name=name, pos=link["pos"])
     root.add_site(name=added["root_site"])
     for sensor in sensors:
         kinds = {"type": mujoco.mjtSensor(sensor["type"]), "objtype": mujoco.mjtObj(sensor["objtype"])}

@@ -146,10 +146,12 @@ def _foot(model: mujoco.MjModel, geoms: list[int]) -> str:
 
 
 def _reaching(robot: Robot) -> str:
-    if not _sites(robot):
+    try:
+        site = robot.site(None)
+    except ConfigError:
         return "none"
-    site = robot.site(None)
-    return names(robot.model, "site", [site])[0] if robot.reaches(site) else "none that the joints move"
+    name = names(robot.model, "site", [site])[0].removeprefix(build.LINK)
+    return name if robot.reaches(site) else "none that the joints move"
 
 
 def _sites(robot: Robot) -> list[str]:

@@ -228,9 +228,12 @@ def load(
             _add_floor(spec, model, qpos, root)
         actuators.convert(spec, model, task.actions)
         known = {element.name for element in spec.sites}
+        wanted = {*sites} - known
+        if "" in wanted and not known:  # the last link in the place of the site farthest from the root
+            wanted.add(max(bodies.values(), key=lambda body: (sum(1 for _ in _above(model, body.id)), body.id)).name)
         for body in bodies.values():
-            if body.name in sites and body.name not in known:
-                body.add_site(name=LINK + body.name)
+            if body.name and body.name in wanted:
+                body.add_site(name=LINK + body.name, pos=model.body_ipos[body.id])
         site = bodies[root].add_site(name=ROOT_SITE)
         for name, kind in _ROOT_SENSORS.items():
             if name != ACCELERATION or ("accelerometer" in needs and not at_root(model, kind, root)):

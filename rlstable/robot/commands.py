@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from rlstable.config import ConfigError
 from rlstable.config.robot import GrowingRange
 from rlstable.config.schema import Share
-from rlstable.robot import locomotion
+from rlstable.robot import build, locomotion
 from rlstable.robot.model import Robot
 from rlstable.robot.terms import by_name, mirrors, needs
 
@@ -55,8 +55,9 @@ def pose(robot: Robot, key: jax.Array, *, site: str | None = None) -> jax.Array:
     """A position in the world that a site can reach; null is the site farthest from the root."""
     index = robot.site(site)
     if not robot.reaches(index):
+        name = robot.model.site(index).name.removeprefix(build.LINK)
         raise ConfigError(
-            f"site: {robot.model.site(index).name or 'the only one'} does not move with the joints, so every"
+            f"site: {name or 'the only one'} does not move with the joints, so every"
             " target would be its place at home; name a site on a body that must reach, or add one to the model"
         )
     positions = jnp.asarray(robot.reachable(index))

@@ -161,7 +161,11 @@ def _additions(robot: Robot, task: TaskConfig) -> Entry:
     return {
         "floor": next(({"name": build.FLOOR, **_floor(model, i)} for i in floors), None),
         "root_site": build.ROOT_SITE,
-        "link_sites": {name: name.removeprefix(build.LINK) for name in sites if name.startswith(build.LINK)},
+        "link_sites": {
+            name: {"body": name.removeprefix(build.LINK), "pos": model.site_pos[i].tolist()}
+            for i, name in enumerate(sites)
+            if name.startswith(build.LINK)
+        },
         "sensors": [_sensor(model, i) for i in sensors],
         "actuators": [_converted(model, i) for i in range(model.nu)] if converted else None,
     }

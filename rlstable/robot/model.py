@@ -270,17 +270,20 @@ class Robot:
         return float(apart.max(initial=0.0))
 
     def site(self, name: str | None) -> int:
-        """The site, or body, of a name; else the one on the body farthest from the root, the last one of several."""
+        """The site, or body, of a name; else the one on the body farthest from the root, the last one of several.
+
+        The site of a body is its centre of mass.
+        """
         names = [str(self.model.site(i).name) for i in range(self.model.nsite)]
         if name is not None and build.LINK + name in names:
             return names.index(build.LINK + name)
         if name is not None:
             return self.named("site", name, "site")
         own = [i for i, each in enumerate(names) if not each.startswith("rlstable_")]
+        own = own or [i for i, each in enumerate(names) if each.startswith(build.LINK)]
         if not own:
             raise ConfigError(
-                "site: the model has no site; name a body that must reach, in each term with a site, or add "
-                "<site name='tip'/> to it"
+                "site: the model has no site; name the body that must reach, or add <site name='tip'/> to it"
             )
         return max(own, key=lambda i: (self._depth(int(self.model.site_bodyid[i])), i))
 

@@ -136,8 +136,9 @@ def touching(functions: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
 
 
 def sites(functions: Mapping[str, Callable[..., Any]]) -> set[str]:
-    """Names of sites, or of bodies, whose positions the terms read, from their parameter `site`."""
-    return {name for function in functions.values() if (name := arguments(function).get("site"))}
+    """Names of sites, or of bodies, whose positions the terms read, from their parameter `site`; empty for null."""
+    read = (arguments(function) for function in functions.values())
+    return {parameters["site"] or "" for parameters in read if "site" in parameters}
 
 
 def check_needs(robot: Robot, key: str, functions: Mapping[str, Callable[..., Any]], commands: Terms) -> None:

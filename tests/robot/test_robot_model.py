@@ -330,10 +330,14 @@ def test_keyframe_with_a_nan_is_refused_by_name(tmp_path: Path) -> None:
     assert error == f"env.xml: {path} has a keyframe with a NaN or an infinity: up"
 
 
-def test_reach_without_a_site_names_the_term_and_the_remedy(tmp_path: Path) -> None:
+def test_robot_without_sites_reaches_with_its_last_link(tmp_path: Path) -> None:
     text = text_of("arm").replace('<site name="hand" pos="0 0 0.25"/>', "")
-    error = mistake("robot_reach", saved(tmp_path, text))
-    assert error.startswith("env.task.commands.pose.site: the model has no site; name a body")
+    reach = environment("robot_reach", "arm", f"env.xml={saved(tmp_path, text)}").robot
+    assert reach.model.site(reach.site(None)).name == "rlstable_link_lower"
+    nameless = text.replace(' name="upper"', "").replace(' name="lower"', "")
+    assert mistake("robot_reach", saved(tmp_path, nameless)).startswith(
+        "env.task.commands.pose.site: the model has no site; name the body"
+    )
 
 
 @pytest.mark.parametrize(
