@@ -526,9 +526,8 @@ def test_link_is_as_good_as_a_site(tmp_path: Path) -> None:
     env = environment("robot_reach", "arm", f"env.xml={saved(tmp_path, text)}", *words)
     site = env.robot.site("lower")
     assert env.robot.model.site(site).name == "rlstable_link_lower"
-    np.testing.assert_allclose(
-        env.robot.forward().site_xpos[site], env.robot.forward().xpos[env.robot.model.body("lower").id]
-    )
+    data = env.robot.forward()
+    np.testing.assert_allclose(data.site_xpos[site], data.xipos[env.robot.model.body("lower").id])
 
 
 def test_base_on_which_an_arm_is_mounted_is_no_ground(tmp_path: Path) -> None:
