@@ -125,7 +125,7 @@ def _task(robot: Robot, task: TaskConfig) -> dict[str, str]:
     key = build.keyframe(model, task.keyframe)
     ground = geometry.ground(model, geometry.in_pose(model, robot.home), robot.root)
     added = any(model.geom(geom).name == build.FLOOR for geom in range(model.ngeom))
-    home = f"keyframe {names(model, 'key', [key])[0]}" if key is not None else "the model's first position, qpos0"
+    home = f"keyframe {names(model, 'key', [key])[0]}" if key is not None else "the model's first position"
     feet = build.feet(model, robot.home, robot.root) if robot.moves else []
     moves = "a free joint" if robot.floating else "its joints" if robot.moves else "nothing: the base is fixed"
     return {

@@ -160,7 +160,7 @@ def test_doctor_shows_a_robot_and_its_json_has_the_same_facts(here: Path, capsys
     data = json.loads(capsys.readouterr().out)
     assert [row["joint"] for row in data["robot"]["joints"]] == ["slider", "hinge"]
     assert data["robot"]["joints"][1]["low"] is None
-    assert data["robot"]["task"]["home"] == "the model's first position, qpos0"
+    assert data["robot"]["task"]["home"] == "the model's first position"
     picture = data["robot"]["picture"]
     assert (picture is not None and Path(picture).is_file()) or "picture" in {one["check"] for one in data["findings"]}
     assert exit_code(main, *words) == 0
