@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from rlstable import __version__
@@ -52,8 +54,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"rlstable: {mistake(name)}", file=sys.stderr)
         sys.exit(_CONFIG_ERROR)
     module, _, function = COMMANDS[name].function.partition(":")
-    sys.argv = [f"rlstable {name}", *words[1:]]  # Hydra reads it
+    sys.argv = [f"{_typed()} {name}", *words[1:]]  # Hydra reads it, and printed commands begin with it
     getattr(importlib.import_module(module), function)()
+
+
+def _typed() -> str:
+    """The word that starts this program in a shell: `rlstable`, or its path outside of PATH."""
+    path, found = Path(sys.argv[0]), shutil.which("rlstable")
+    in_path = path.name != "rlstable" or (found is not None and Path(found).absolute() == path.absolute())
+    return "rlstable" if in_path or " " in str(path) else str(path)
 
 
 def listing() -> str:

@@ -55,6 +55,17 @@ def test_installed_script_starts_this_command() -> None:
     assert scripts["rlstable"] == "rlstable.__main__:main"
 
 
+def test_program_outside_of_the_path_is_named_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    typed = tmp_path / "rlstable"
+    typed.write_text("#!")
+    typed.chmod(0o755)
+    for folder, named in ((tmp_path / "other", str(typed)), (tmp_path, "rlstable")):
+        monkeypatch.setenv("PATH", str(folder))
+        monkeypatch.setattr(sys, "argv", [str(typed)])
+        rlstable.main(["version"])
+        assert sys.argv == [f"{named} version"]
+
+
 def test_words_after_the_command_are_its_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("train", "lr=1e-3") == 2
     assert main("evaluate", "run=nowhere", "episods=3") == 2

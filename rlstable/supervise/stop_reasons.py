@@ -118,12 +118,12 @@ def command(name: str, path: Path, key: str = "") -> str:
         shown = str(path.absolute())
     if name == "train":
         shown = literal(shown)  # only `train` reads Hydra's grammar; the other commands take a path literally
-    return f"{shlex.quote(_python())} -m rlstable.{name} {shlex.quote(key + shown)}"
+    return f"{_program(name)} {shlex.quote(key + shown)}"
 
 
 def train_command(overrides: Sequence[str]) -> str:
     """The command line that trains with these overrides, as a user types it in a shell."""
-    return shlex.join([_python(), "-m", "rlstable.train", *overrides])
+    return f"{_program('train')} {shlex.join(overrides)}"
 
 
 def short_path(path: Path) -> str:
@@ -132,6 +132,12 @@ def short_path(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, FileNotFoundError):
         return str(path)
+
+
+def _program(name: str) -> str:
+    """The start of a command in the words that started this process: `rlstable <name>`, or Python and a module."""
+    typed = sys.argv[0].rpartition(" ")[0]  # `rlstable.__main__` writes it
+    return f"{typed} {name}" if typed.endswith("rlstable") else f"{shlex.quote(_python())} -m rlstable.{name}"
 
 
 def _python() -> str:

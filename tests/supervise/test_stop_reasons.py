@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rlstable.io.run_folder import write_config
 from rlstable.render.__main__ import RenderOptions
 from rlstable.report.__main__ import ReportOptions
 from rlstable.runner.summary import describe
-from rlstable.supervise.stop_reasons import StopReason, command, nothing_to_train, stays_ended
+from rlstable.supervise.stop_reasons import StopReason, command, nothing_to_train, stays_ended, train_command
 
 FIELDS = {"step": 1000, "return": 12.345, "best_return": 20.0, "last_return": 12.345, "seconds": 3.21}
 
@@ -33,6 +34,23 @@ def test_page_of_stop_reasons_has_every_reason_with_its_code() -> None:
     assert len(rows) == len(StopReason)
     assert {name: int(code) for name, code in rows} == {ending.name: ending.exit_code for ending in StopReason}
     assert [int(code) for _, code in rows] == sorted(int(code) for _, code in rows)
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [("rlstable train", "rlstable"), (".venv/bin/rlstable render", ".venv/bin/rlstable"), ("/x/train.py", None)],
+)
+def test_printed_commands_begin_with_the_word_that_was_typed(
+    program: str, printed: str | None, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    evaluate, train = command("evaluate", here / "a b", "run="), train_command(["env=ant", "seed=1"])
+    if printed is None:
+        assert evaluate.endswith(" -m rlstable.evaluate 'run=a b'") and train.endswith(
+            " -m rlstable.train env=ant seed=1"
+        )
+    else:
+        assert (evaluate, train) == (f"{printed} evaluate 'run=a b'", f"{printed} train env=ant seed=1")
 
 
 def test_summary_names_the_next_commands(here: Path) -> None:
