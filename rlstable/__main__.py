@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not words or words[0] in ("-h", "--help", "help"):
         print(listing())
         return
-    name = "version" if words[0] in ("-V", "--version") else words[0]
+    name = "version" if "--version" in words or words[0] == "-V" else words[0]
     if name not in COMMANDS:
         print(f"rlstable: {mistake(name)}", file=sys.stderr)
         sys.exit(_CONFIG_ERROR)

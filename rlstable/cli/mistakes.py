@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from rlstable.compilation import compatibility
 from rlstable.config import Config, ConfigError
+from rlstable.config.defaults import config_dir
 from rlstable.config.extras import install
 from rlstable.config.schema import keys_named, unknown_key
 
@@ -25,6 +26,8 @@ _NOISE = (
 
 def _unknown_option(match: re.Match[str]) -> str:
     group, option, listed = match.groups()
+    if group == "env" and option.endswith((".xml", ".urdf", ".mjb")):
+        return f"env: {option} is a robot's file; write env=robot_velocity env.xml={option}, or another task of robots"
     options = listed.split()
     # Without the version of a name of Gymnasium, such as `InvertedPendulum-v5`.
     plain = re.sub(r"-v\d+$", "", option.lower()).replace("_", "")
@@ -33,6 +36,11 @@ def _unknown_option(match: re.Match[str]) -> str:
     return f"{group}: unknown option {option!r}; " + (
         f"did you mean {close[0]}?" if close else f"choose one of {', '.join(options)}"
     )
+
+
+def _meant(word: str) -> str:
+    """What a word without `=` means: a task is one of `env`."""
+    return f"env={word}" if (config_dir() / "env" / f"{word}.yaml").is_file() else "key=value"
 
 
 # A pattern in an error of Hydra or OmegaConf, and the sentence in its place. The first match counts.
@@ -56,7 +64,7 @@ _SENTENCES: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     ),
     (
         r"Error parsing override '(.*?)' missing EQUAL",
-        lambda m: f"cannot read {m[1]!r}: '=' is missing; write key=value, and quote values with spaces",
+        lambda m: f"cannot read {m[1]!r}: '=' is missing; write {_meant(m[1])}, and quote values with spaces",
     ),
     (r"Error parsing override '(.*?)'", lambda m: f"cannot read {m[1]!r}: {_QUOTES}"),
     (r"no viable alternative at input '(.*)'", lambda m: f"cannot read {m[1]!r}: {_QUOTES}"),

@@ -18,6 +18,8 @@ MISTAKES = [
     ("~foo", "foo: unknown key; allowed here: env, ppo, "),
     ("device=gpu", "device: there is no such key; JAX trains on a GPU if it finds one, and the environment variable "),
     ("env=humanoyd", "env: unknown option 'humanoyd'; did you mean humanoid?"),
+    ("humanoid", "cannot read 'humanoid': '=' is missing; write env=humanoid, and quote values with spaces"),
+    ("env=my/quad.xml", "env: my/quad.xml is a robot's file; write env=robot_velocity env.xml=my/quad.xml, or another"),
     ("env=Ant-v5", "env: unknown option 'Ant-v5'; did you mean ant?"),
     ("guards=none", "guards: unknown option 'none'; choose one of default, off, strict"),
     ("ppo.num_envs=many", "ppo.num_envs: 'many' must be a number, not text"),
