@@ -162,9 +162,12 @@ def _announced(stop_reason: StopReason, message: str) -> StopReason:
     return StopReason[hosts.announce(stop_reason.name, stop_reason.exit_code, message).stop_reason]
 
 
-def _remove_if_empty(folder: Path) -> None:
+def _remove_if_empty(run_dir: Path) -> None:
+    """Removes a folder without files, and those above it that its default name, `runs/<env>/<time>`, has made."""
+    by_default = len(run_dir.parts) > 2 and run_dir.parts[-3] == "runs"
     with contextlib.suppress(OSError):
-        folder.rmdir()
+        for folder in (run_dir, run_dir.parent, run_dir.parent.parent)[: 3 if by_default else 1]:
+            folder.rmdir()
 
 
 def _print_error(message: str) -> None:

@@ -116,7 +116,11 @@ class Programs:
         if (cache_error := enable_program_cache(config.compile_cache)) is not None:
             self.notices.append(("compile_cache_unusable", {"error": cache_error}))
         self._memory = MemoryPlanner(config, mesh, self.event)
-        self._examine(self.setup(HostState()))
+        setup = self.setup(HostState())
+        self._examine(setup)
+        if config.eval.env_kwargs:
+            played = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
+            require_same_observation(setup.single, played)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Logs an event of all seeds."""
@@ -286,7 +290,7 @@ class Programs:
             self.event("large_constants", megabytes=size // 10**6, problem=f"{problem}; make the arrays smaller")
 
     def _evaluation_env(self, setup: TrainingSetup) -> Any:
-        """The environment of evaluations, if it is loaded or has its own arguments; None if it must be loaded.
+        """The environment of evaluations, if it is loaded; None if it must be loaded.
 
         Training and evaluation share one environment if both are the same. A user's environment may own a simulator,
         which both would disturb; on several devices each environment has a share of the cores.
@@ -297,11 +301,7 @@ class Programs:
         known = config.env.source in ("brax", "gymnasium", "playground", "robot")
         same = known and not config.eval.env_kwargs and self.device_count == 1
         same = same and (config.eval.randomize or not config.env.is_randomized)
-        if same or not config.eval.env_kwargs:
-            return setup.single if same else None
-        env = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
-        require_same_observation(setup.single, env)
-        return env
+        return setup.single if same else None
 
     @property
     def _train_env(self) -> Any:
