@@ -21,7 +21,7 @@ APPS = (
     "brax_ppo", "doctor", "export", "gym", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6520, "run": 13_940, "apps": 10_450}
+BUDGETS = {"core": 6520, "run": 14_000, "apps": 10_460}
 OTHERS = {"scripts": 3430, "tests": 30_000}
 DOCS = 5205  # lines of Markdown
 

@@ -194,7 +194,7 @@ def test_signal_while_a_program_compiles_ends_the_run_at_once(here: Path, number
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
-    large = [f"network.value_hidden_layer_sizes={[64] * 16}".replace(" ", ""), "logging.console=plain"]
+    large = [f"network.value_hidden_layer_sizes={[64] * 16}".replace(" ", ""), "logging.console=lines"]
     process = subprocess.Popen(
         [sys.executable, "-m", "rlstable.train", *TINY, *large], env=environment, stdout=subprocess.PIPE, text=True
     )

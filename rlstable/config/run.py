@@ -213,7 +213,7 @@ class WandbConfig(Section, at="logging.wandb"):
 class LoggingConfig(Section, at="logging"):
     """Destinations of metrics. `metrics.jsonl` and `events.jsonl` are always written."""
 
-    console: Literal["auto", "plain", "off"]
+    console: Literal["auto", "lines", "off"]
     tensorboard: Flag
     wandb: WandbConfig
     report: Flag

@@ -1,4 +1,4 @@
-"""The console of a run: one line per evaluation, per event, and per few seconds of training or other long work."""
+"""The console of a run: a line per evaluation, event, and few seconds of long work; on a terminal a live bar."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -26,20 +27,22 @@ _GOOD_EVENTS = frozenset(
 )  # fmt: skip
 _NOT_SHOWN = frozenset({"backend_chosen", "model_kept"})  # the table at the start has the physics and the model
 _PACE = 50  # rows over which the pace is measured
+_BAR, _FRAME = 10, 0.2  # letters of the bar, and seconds between two drawings
 _STYLES = {"dim": 2, "yellow": 33, "cyan": 36}  # codes of a terminal
 
 
 class Console:
-    """Prints progress, events and the summary of a run; mode `auto` colours the lines on a terminal.
+    """Prints progress, events and the summary of a run, in colours on a terminal.
 
-    Training has a line every `interval` seconds at most, long work (`with working(what, expected):`) one every
+    With the mode `auto` on a terminal or in a notebook, a bar below the lines shows training as it goes on. Else
+    training has a line every `interval` seconds at most. Long work (`with working(what, expected):`) one every
     `patience` seconds, and each evaluation one. Trips of one guard within the interval are summed up in one line. If a
     pipe or terminal is closed, the run continues and nothing more is shown.
     """
 
     def __init__(
         self,
-        mode: Literal["auto", "plain", "off"],
+        mode: Literal["auto", "lines", "off"],
         total_steps: int,
         *,
         interval: float = 5.0,
@@ -48,11 +51,15 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._shows = mode != "off"
-        self._coloured = mode == "auto" and _is_terminal(stream or sys.stdout)
+        self._coloured = _is_terminal(stream or sys.stdout)
+        live = mode == "auto" and (self._coloured or (stream is None and "ipykernel" in sys.modules))
+        self._bar = "" if live else None  # the bar that is shown; None for lines only
+        self._drawn = -math.inf  # seconds
         self._stream = stream
         self._total = total_steps
         self._step = 0
         self._sps: float | None = None  # environment steps per second of training; None is unknown
+        self._training: float | None = None  # return of the latest training episodes that were whole
         self._return: float | None = None  # of the last evaluation; before it, of training episodes
         self._evaluated_at: int | None = None  # step of the last evaluation
         self._pace: deque[tuple[float, int]] = deque(maxlen=_PACE)  # seconds and steps of the latest rows
@@ -70,15 +77,20 @@ class Console:
             self._pace.clear()  # a rollback
         self._pace.append((now, step))
         self._step, self._sps = step, metrics.get("training/sps", self._sps)
+        self._training = metrics.get("episode/sum_reward", self._training)
         if evaluated:
             self._evaluated_at, self._return = step, metrics["eval/episode_reward"]
         elif self._evaluated_at is None:
-            self._return = metrics.get("episode/sum_reward", self._return)
+            self._return = self._training
         self._trips |= {key: int(value or 0) for key, value in metrics.items() if _TRIPS.fullmatch(key)}
         self._print_trips()
-        if evaluated or now - self._last_line >= self._interval:
+        if evaluated or (self._bar is None and now - self._last_line >= self._interval):
             self._last_line = now
             self.message("  ".join(self._columns(metrics)), "cyan")
+        if self._bar is not None and now - self._drawn >= _FRAME:
+            self._drawn, erased = now, self._erased()
+            self._bar = self._progress()
+            self._write(erased + self._bar)
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         self._step = step
@@ -119,8 +131,11 @@ class Console:
         self.header(rows)
 
     def close(self) -> None:
-        """Prints pending trips; may be called again."""
+        """Prints pending trips and removes the bar; may be called again."""
         self._print_trips(force=True)
+        if self._bar:
+            erased, self._bar = self._erased(), ""
+            self._write(erased)
 
     def _columns(self, metrics: Mapping[str, float | int | None]) -> list[str]:
         """The columns of a line, and the facts of an evaluation."""
@@ -142,6 +157,25 @@ class Console:
             steps = None if self._evaluated_at is None else self._step - self._evaluated_at
             columns.append("in training" if steps is None else f"evaluated {steps:,} steps ago")
         return columns
+
+    def _progress(self) -> str:
+        """The bar and its numbers: returns of whole training episodes and of the last evaluation beside each other."""
+        share = min(self._step / self._total, 1.0)
+        done, rest = ("━", "╌") if "utf" in (self._out.encoding or "").lower() else ("#", "-")
+        evaluated = self._evaluated_at is not None
+        columns = [
+            f"{done * round(_BAR * share)}{rest * (_BAR - round(_BAR * share))} {100 * share:5.1f} %",
+            f"ETA {self._eta()}",
+            *([f"{_number(self._return, ',.2f')} evaluated"] if evaluated else []),
+            f"{_number(self._training, ',.2f')} in training",
+            f"trips {sum(self._trips.values()):,}",
+            f"{_number(self._sps, ',.0f')} steps/s",
+        ]
+        return "  ".join(columns)[: shutil.get_terminal_size().columns - 1]
+
+    def _erased(self) -> str:
+        """What removes the bar from its line, also in a notebook, which knows no codes of a terminal."""
+        return f"\r{' ' * len(self._bar)}\r" if self._bar else ""
 
     def _eta(self) -> str:
         """Remaining time at the pace of the latest rows, evaluations included; at first, at the speed of training."""
@@ -170,16 +204,22 @@ class Console:
                 self._print_event(False, f"{guard}: {total:,} {'trip' if total == 1 else 'trips'} ({causes})")
 
     def _print(self, text: str, style: str = "") -> None:
-        if not self._shows:
-            return
-        stream = self._stream or sys.stdout
-        encoding = stream.encoding or "utf-8"
+        encoding = self._out.encoding or "utf-8"
         text = text.encode(encoding, "replace").decode(encoding)
         if self._coloured and style:
             text = f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+        self._write(f"{self._erased()}{text}\n{self._bar or ''}")
+
+    @property
+    def _out(self) -> TextIO:
+        return self._stream or sys.stdout
+
+    def _write(self, text: str) -> None:
+        if not self._shows:
+            return
         try:
-            stream.write(text + "\n")  # one call, because other threads print too
-            stream.flush()
+            self._out.write(text)  # one call, because other threads print too
+            self._out.flush()
         except (OSError, ValueError):  # a closed pipe or terminal
             self._shows = False
 

@@ -137,7 +137,7 @@ def test_mean_action_that_returns_nothing_is_said_in_console_summary_and_report(
 ) -> None:
     config = tiny_config(
         guards={}, env={"name": "users:Stiction"}, total_steps=30 * 64, eval={"num_evals": 10, "num_envs": 4},
-        logging={"console": "plain"}, supervise={},
+        logging={"console": "lines"}, supervise={},
     )  # fmt: skip
     TrainingLoop(config, tmp_path).run()
     result = read_result(tmp_path)

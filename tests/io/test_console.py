@@ -20,13 +20,13 @@ class Clock:
         return self.now
 
 
-def make_plain(total: int = 1_000_000) -> tuple[Console, io.StringIO, Clock]:
+def make_lines(total: int = 1_000_000) -> tuple[Console, io.StringIO, Clock]:
     stream, clock = io.StringIO(), Clock()
-    return Console("plain", total, stream=stream, clock=clock), stream, clock
+    return Console("lines", total, stream=stream, clock=clock), stream, clock
 
 
-def test_plain_console_aligns_and_throttles_its_lines():
-    console, stream, clock = make_plain()
+def test_console_of_lines_aligns_and_throttles_its_lines():
+    console, stream, clock = make_lines()
     console.log(0, {})
     console.log(10, {"training/sps": 1.0})  # within five seconds of the last: no line
     clock.now += 5
@@ -53,7 +53,7 @@ def test_plain_console_aligns_and_throttles_its_lines():
 
 
 def test_console_prints_each_event_in_one_line():
-    console, stream, _ = make_plain()
+    console, stream, _ = make_lines()
     console.event(123_456, "guard_tripped", {"guard": "quarantine", "physics": 2, "reward": 1})
     console.event(5, "checkpoint_failed", {"checkpoint": 1200, "error": "OSError: No space\n  left on device"})
     console.event(0, "resumed", {"iteration": 3, "version": "0.1.0"})
@@ -67,7 +67,7 @@ def test_console_prints_each_event_in_one_line():
 
 
 def test_console_adds_up_trips_of_consecutive_iterations():
-    console, stream, clock = make_plain()
+    console, stream, clock = make_lines()
     for step in range(1, 6):
         console.event(step, "guard_tripped", {"guard": "env", "physics": 1})
         clock.now += 1
@@ -88,8 +88,8 @@ def test_console_adds_up_trips_of_consecutive_iterations():
     ]
 
 
-def test_plain_console_prints_compiling_messages_and_the_summary():
-    console, stream, clock = make_plain()
+def test_console_of_lines_prints_compiling_messages_and_the_summary():
+    console, stream, clock = make_lines()
     with console.compiling("training"):
         clock.now += 12.34
     with pytest.raises(RuntimeError, match="boom"), console.compiling("evaluation"):
@@ -108,10 +108,67 @@ def test_plain_console_prints_compiling_messages_and_the_summary():
     ]
 
 
-def test_console_auto_is_plain_and_uncoloured_without_a_terminal(capsys):
+def test_console_auto_is_of_lines_and_uncoloured_without_a_terminal(capsys):
     console = Console("auto", 100)
     console.event(1, "error", {"message": "x"})
     assert capsys.readouterr().out == "! step 1  error: message x\n"
+
+
+class Terminal(io.StringIO):
+    """A terminal that knows colours."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def screen(self) -> list[str]:
+        """The lines that are seen, without colours."""
+        lines = [""]
+        for letter in re.sub(r"\x1b\[\d+m", "", self.getvalue()):
+            if letter == "\n":
+                lines.append("")
+            elif letter == "\r":
+                self.column = 0
+            else:
+                lines[-1] = lines[-1][: self.column] + letter + lines[-1][self.column + 1 :]
+            self.column = 0 if letter in "\r\n" else self.column + 1
+        return [line.rstrip() for line in lines]
+
+    column = 0
+
+
+def test_terminal_has_a_bar_below_the_lines_until_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    stream, clock = Terminal(), Clock()
+    console = Console("auto", 1000, stream=stream, clock=clock)
+    console.message("compiling training ...")
+    console.log(100, {"training/sps": 1234.5, "episode/sum_reward": 9.38})
+    bar = "━╌╌╌╌╌╌╌╌╌  10.0 %  ETA 0:00:01  9.38 in training  trips 0  1,234 steps/s"
+    assert stream.screen() == ["compiling training ...", bar]
+    console.log(200, {"episode/sum_reward": 10.0})  # too soon for another drawing
+    assert stream.screen()[-1] == bar
+    clock.now += 1
+    console.log(500, {"eval/episode_reward": 924.76, "episode/sum_reward": 30.5})
+    console.event(500, "error", {"message": "x"})
+    *_, evaluated, event, bar = stream.screen()
+    assert evaluated.startswith("step   500 / 1,000   50.0 %")
+    assert event == "! step 500  error: message x"
+    assert bar == "━━━━━╌╌╌╌╌  50.0 %  ETA 0:00:01  924.76 evaluated  30.50 in training  trips 0  1,234 steps/s"
+    monkeypatch.setenv("COLUMNS", "30")
+    clock.now += 1
+    console.log(600, {})
+    assert len(stream.screen()[-1]) == 29
+    console.summary([("stop reason", "completed")])
+    assert stream.screen()[-3:] == ["! step 500  error: message x", "  stop reason  completed", ""]
+
+
+def test_console_of_lines_has_no_bar_on_a_terminal() -> None:
+    stream = Terminal()
+    Console("lines", 1000, stream=stream, clock=Clock()).log(100, {})
+    assert stream.screen()[0].startswith("step   100 / 1,000")
 
 
 def test_closed_pipe_of_the_console_does_not_end_the_run():
@@ -119,7 +176,7 @@ def test_closed_pipe_of_the_console_does_not_end_the_run():
         def write(self, _: str) -> int:
             raise BrokenPipeError("no reader")
 
-    console = Console("plain", 100, stream=Closed())
+    console = Console("lines", 100, stream=Closed())
     with console.compiling("training"):
         console.log(1, {"eval/episode_reward": 1.0})
     console.event(1, "error", {})
@@ -129,20 +186,20 @@ def test_closed_pipe_of_the_console_does_not_end_the_run():
 
 def test_console_replaces_characters_that_the_stream_cannot_write():
     raw = io.BytesIO()
-    console = Console("plain", 100, stream=io.TextIOWrapper(raw, encoding="ascii"))
+    console = Console("lines", 100, stream=io.TextIOWrapper(raw, encoding="ascii"))
     console.message("größer")
     assert raw.getvalue() == b"gr??er\n"
 
 
 def test_events_that_repeat_the_table_at_the_start_are_not_shown() -> None:
-    console, stream, _ = make_plain()
+    console, stream, _ = make_lines()
     console.event(0, "backend_chosen", {"backend": "native"})
     console.event(0, "model_kept", {"file": "robot.xml", "sha256": "0"})
     assert stream.getvalue() == ""
 
 
 def test_console_of_one_seed_prints_neither_rows_nor_summaries() -> None:
-    console, stream, _ = make_plain()
+    console, stream, _ = make_lines()
     own = SeedConsole(console, 0)
     own.log(64, {"eval/episode_reward": 1.0})
     own.summary([("stop reason", "completed")])

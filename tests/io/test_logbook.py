@@ -54,7 +54,7 @@ def stream() -> io.StringIO:
 
 @pytest.fixture
 def console(stream: io.StringIO) -> Console:
-    return Console("plain", 1000, interval=0.0, stream=stream)
+    return Console("lines", 1000, interval=0.0, stream=stream)
 
 
 def lines(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def test_failing_report_does_not_fail_the_run(
         raise ZeroDivisionError("no")
 
     monkeypatch.setattr("rlstable.runner.summary.page", fail)
-    runner = trained(tmp_path, logging={"console": "plain"}, total_steps=64, eval={"num_evals": 0})
+    runner = trained(tmp_path, logging={"console": "lines"}, total_steps=64, eval={"num_evals": 0})
     assert runner.single.host.step == 64
     assert "report.html could not be written: ZeroDivisionError: no" in capsys.readouterr().out
 
@@ -88,7 +88,7 @@ def test_failing_report_does_not_fail_the_run(
 def test_report_of_a_ruined_run_looks_ruined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bad physics without guards: a red warning, void evaluations in the timeline, no return and no policy to use."""
     fault = {"env": {"name": "toys:PointMass", "kwargs": {"fault": "physics", "probability": 0.5}}}
-    trained(tmp_path, guards=GUARDS_OFF, logging={"console": "plain"}, **fault)
+    trained(tmp_path, guards=GUARDS_OFF, logging={"console": "lines"}, **fault)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["warnings"][0]["name"] == "loss_not_finite"
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -218,7 +218,7 @@ def test_storm_that_stays_ends_only_its_seed_by_name_and_says_how_to_resume_it_a
 ) -> None:
     supervise = {"recovery": {"attempts": 0}, "ladder": OFF, "incident": OFF}
     every = {"every": 2, "asynchronous": False}
-    config = together(fault=storm(iterations=None), supervise=supervise, checkpoint=every, logging={"console": "plain"})
+    config = together(fault=storm(iterations=None), supervise=supervise, checkpoint=every, logging={"console": "lines"})
     result = TrainingLoop(config, "run").run()
     assert endings(result) == ["completed", "physics_unstable", "completed"]
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.physics_unstable, 5)

@@ -163,7 +163,7 @@ def test_edited_and_typed_settings_are_events_and_on_the_page(folder: Path) -> N
 
 def test_changed_folders_and_loggers_are_not_logged(folder: Path) -> None:
     saved = load_policy(folder, "latest").host["config"]
-    logging = {"console": "plain", "wandb": {"name": "other"}}
+    logging = {"console": "lines", "wandb": {"name": "other"}}
     other = short_runs.short_config(**ONE, resume="auto", compile_cache=None, logging=logging)
     assert changes(saved, other) == []
     html = page([read_record(folder)])

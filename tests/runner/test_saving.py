@@ -34,7 +34,7 @@ LAST = 8
 def quick(**sections: Any) -> Config:
     """Eight iterations, each saved."""
     checkpoint = {"every": 1, "keep": 2, "asynchronous": False}
-    defaults = {"total_steps": LAST * ITERATION, "logging": {"console": "plain"}, "checkpoint": checkpoint}
+    defaults = {"total_steps": LAST * ITERATION, "logging": {"console": "lines"}, "checkpoint": checkpoint}
     return short_config(**defaults | sections)
 
 

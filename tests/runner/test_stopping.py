@@ -26,7 +26,7 @@ ITERATION = 64
 
 def test_signal_is_answered_with_what_a_second_one_loses() -> None:
     output, signals = io.StringIO(), Signals(owns_process=True)
-    console = Console("plain", 1, stream=output)
+    console = Console("lines", 1, stream=output)
     request = StopRequest(console, lambda reason: reason, lambda: "the last checkpoint is of step 640", signals)
     with request.catching_signals():
         signals.announce(signal.SIGINT)
@@ -41,7 +41,7 @@ def test_second_signal_ends_a_long_iteration_at_once_and_the_last_checkpoint_sta
         "env=import", "env.name=toys:PointMass", "env.episode_length=12", "devices=1", "total_steps=1_000_000",
         "eval.num_evals=0", "ppo.num_envs=8", "ppo.batch_size=64", "ppo.num_minibatches=16", "ppo.unroll_length=16",
         "network.policy_hidden_layer_sizes=[256, 256]", "network.value_hidden_layer_sizes=[256, 256]",
-        "logging.console=plain",
+        "logging.console=lines",
         "checkpoint.every=1", "hydra.run.dir=run",
     ]  # fmt: skip
     variables = os.environ | quick_environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
