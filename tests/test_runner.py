@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 from saved import events, lines
 from short_runs import short_config
-from toys import GUARDS_OFF, LIMITERS_OFF, assert_same
+from toys import LIMITERS_OFF, assert_same
 
 from rlstable.config import Config, ConfigError
 from rlstable.device import hosts, sharding
@@ -31,9 +29,6 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ITERATION = 64  # environment steps of `tiny_config`: 16 unrolls of 4
 OFF = {"enabled": False}
 Trained = tuple[TrainingLoop, Result]
-FAULTY = {"name": "toys:PointMass", "kwargs": {"fault": "reward", "probability": 0.5}}
-# The parameters become NaN in the first iteration, and the run continues for 100 iterations.
-UNGUARDED = GUARDS_OFF | {"finite_state": {"enabled": True, "patience": 100}}
 
 
 def quick(**sections: Any) -> Config:
@@ -115,13 +110,12 @@ def test_default_limiters_are_idle_and_limiters_that_are_off_report_nothing(tmp_
     assert not [name for name in row if name.startswith("limiters/")]
 
 
-@pytest.mark.parametrize("start", [2**31 - 1000, 2**53 - 1000])
-def test_training_counts_steps_beyond_the_limits_of_narrow_counters(tmp_path: Path, start: int) -> None:
+def test_training_counts_steps_beyond_the_limits_of_narrow_counters(tmp_path: Path) -> None:
     """int32 wraps at 2^31, and float64 loses single steps at 2^53."""
+    start = 2**53 - 1000
     total = start + 32 * ITERATION
-    scheduled = start > 2**32
     schedule = {"learning_rate_schedule": "linear", "learning_rate_schedule_min_lr": 1e-5}
-    config = quick(total_steps=total, eval={"num_evals": 0}, ppo=schedule if scheduled else {})
+    config = quick(total_steps=total, eval={"num_evals": 0}, ppo=schedule)
     runner = TrainingLoop(config, tmp_path)
     counters = dataclasses.replace(runner.single.state.counters, env_steps=WideCounter.of(start))
     placed = jax.device_put(counters, runner.single.state.key.sharding)
@@ -132,16 +126,15 @@ def test_training_counts_steps_beyond_the_limits_of_narrow_counters(tmp_path: Pa
     assert result.step == total
     steps = [row["step"] for row in result.history]
     assert steps == [start + (n + 1) * ITERATION for n in range(32)]
-    if scheduled:  # the schedule reads the same counter, and nearly the whole run lies before the start
-        assert result.history[-1]["training/learning_rate"] == pytest.approx(1e-5, rel=1e-2)
+    # The schedule reads the same counter, and nearly the whole run lies before the start.
+    assert result.history[-1]["training/learning_rate"] == pytest.approx(1e-5, rel=1e-2)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tmp_path: Path, devices: int) -> None:
-    whole = TrainingLoop(quick(devices=devices, total_steps=6 * ITERATION), tmp_path / "whole")
+def test_resumed_run_on_two_devices_equals_the_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
+    whole = TrainingLoop(quick(devices=2, total_steps=6 * ITERATION), tmp_path / "whole")
     assert whole.run().history[-1]["training/updates"] == 24
-    TrainingLoop(quick(devices=devices, total_steps=3 * ITERATION), tmp_path / "parts").run()
-    resumed = TrainingLoop(quick(devices=devices, total_steps=6 * ITERATION, resume="auto"), tmp_path / "parts")
+    TrainingLoop(quick(devices=2, total_steps=3 * ITERATION), tmp_path / "parts").run()
+    resumed = TrainingLoop(quick(devices=2, total_steps=6 * ITERATION, resume="auto"), tmp_path / "parts")
     assert resumed.single.host.step == 3 * ITERATION
     assert resumed.run().step == 6 * ITERATION
     assert_same(resumed.single.state, whole.single.state)
@@ -190,17 +183,6 @@ def test_exit_of_a_callback_is_announced_to_all_processes(tmp_path: Path, monkey
     assert read_result(tmp_path)["stop_reason"] == "error"
 
 
-@pytest.mark.parametrize(
-    ("number", "ending"), [(signal.SIGTERM, StopReason.preempted), (signal.SIGINT, StopReason.interrupted)]
-)
-def test_signal_lets_the_iteration_finish_and_the_run_save(tmp_path: Path, number: int, ending: StopReason) -> None:
-    before = signal.getsignal(number)
-    result = TrainingLoop(quick(), tmp_path, lambda *_: os.kill(os.getpid(), number)).run()
-    assert (result.stop_reason, result.step) == (ending, ITERATION)
-    assert signal.getsignal(number) is before
-    assert TrainingLoop(quick(resume="auto"), tmp_path).single.host.step == ITERATION
-
-
 def test_signal_in_the_middle_of_an_iteration_saves_no_incomplete_state(tmp_path: Path) -> None:
     """A resume would miss the reset, the evaluation or the remedy that belongs to the last iteration."""
     saved: list[list[int]] = []
@@ -236,33 +218,16 @@ def test_run_whose_time_limit_passes_while_compiling_trains_one_iteration(tmp_pa
     assert (result.stop_reason, result.step) == (StopReason.time_limit, ITERATION)
 
 
-def test_evaluation_with_every_episode_aborted_is_null_with_a_warning(tmp_path: Path) -> None:
-    config = quick(
-        eval={"num_evals": 1, "num_envs": 4, "env_kwargs": {"fault": "physics", "probability": 1.0}},
-        total_steps=ITERATION,
-    )
-    result = TrainingLoop(config, tmp_path).run()
-    assert result.metrics["eval/episode_reward"] is None
-    assert result.metrics["eval/aborted_share"] == 1.0
-    assert "evaluation_void" in [event["kind"] for event in lines(tmp_path / "events.jsonl")]
-
-
-def test_num_resets_per_eval_resets_environments_between_evaluations(tmp_path: Path) -> None:
-    runner = TrainingLoop(quick(ppo={"num_resets_per_eval": 2}, eval={"num_evals": 1, "num_envs": 4}), tmp_path)
-    runner.run()
-    steps = np.asarray(runner.single.state.env_state.info["steps"])
-    # The last reset was two iterations of 8 steps before the end, and episodes have 12 steps.
-    assert steps.max() <= 12
-
-
-def test_reset_pool_is_refilled(tmp_path: Path) -> None:
+def test_reset_pool_is_refilled_and_the_environments_are_reset_when_that_is_due(tmp_path: Path) -> None:
+    """A reset is due at the end, after which no step was taken."""
     env = {"name": "toys:PointMass", "reset": "pool", "reset_pool_refresh": 2, "reset_pool_size": 8}
-    runner = TrainingLoop(quick(env=env, eval={"num_evals": 0}), tmp_path)
+    runner = TrainingLoop(quick(env=env, eval={"num_evals": 0}, ppo={"num_resets_per_eval": 1}), tmp_path)
     before = np.asarray(runner.single.state.reset_pool.matrices["float32"])
     runner.run()
     after = np.asarray(runner.single.state.reset_pool.matrices["float32"])
     assert len(runner.single.state.reset_pool) == 8 and before.shape == after.shape
     assert not np.array_equal(before, after)
+    assert not np.asarray(runner.single.state.env_state.info["steps"]).any()
 
 
 def test_nothing_compiles_after_the_first_iteration_and_evaluation(tmp_path: Path) -> None:
@@ -299,25 +264,6 @@ def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -
     assert network in program
 
 
-def test_loss_scale_that_overflows_is_halved_until_gradients_are_finite(tmp_path: Path) -> None:
-    """float16 ends at 65,504: a scale of 2^24 overflows it, and dynamic scaling finds one that does not."""
-    scale = {"initial": 2.0**24, "cap": 2.0**24}
-    runner = TrainingLoop(quick(precision={"network": "float16", "loss_scale": scale}, guards=GUARDS_OFF), tmp_path)
-    result = runner.run()
-    assert float(runner.single.state.tuning.loss_scale) < 2.0**24
-    assert 0 < result.history[-1]["training/updates"] < 16  # updates that overflow are skipped
-    assert all(np.isfinite(leaf).all() for leaf in leaves(runner.single.state.params))
-
-
-def test_run_writes_tensorboard_and_offline_wandb_and_resumes_both(tmp_path: Path) -> None:
-    config = quick(logging={"console": "off", "tensorboard": True, "wandb": {"mode": "offline"}})
-    TrainingLoop(config, tmp_path).run()
-    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
-    assert list(tmp_path.glob("wandb/offline-run-*"))
-    TrainingLoop(quick(logging=config.logging.model_dump(), resume="auto", total_steps=5 * ITERATION), tmp_path).run()
-    assert len(list(tmp_path.glob("wandb/offline-run-*"))) >= 1
-
-
 def test_failing_program_is_logged_and_raises_the_first_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state was donated to the failed iteration, so no code may read it."""
     runner = TrainingLoop(quick(), tmp_path)
@@ -328,16 +274,16 @@ def test_failing_program_is_logged_and_raises_the_first_error(tmp_path: Path, mo
 
         def __call__(self, state: Any) -> Any:
             jax.tree.map(lambda leaf: leaf.delete(), state)
-            raise RuntimeError("the device is on fire")
+            raise jax.errors.JaxRuntimeError("INTERNAL: the device is on fire")
 
     monkeypatch.setattr(runner.single.setup, "compiled", lambda _: Program(Failing(), SINGLE))
-    with pytest.raises(RuntimeError, match="the device is on fire"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the device is on fire"):
         runner.run()
     left = read_result(tmp_path)
     assert left is not None
     assert left["stop_reason"] == "error"
     [error, _] = events(tmp_path, "error", "stopped")
-    assert (error["kind"], error["message"]) == ("error", "RuntimeError: the device is on fire")
+    assert (error["kind"], error["message"]) == ("error", "JaxRuntimeError: INTERNAL: the device is on fire")
 
 
 @pytest.mark.parametrize("schedules", [("linear", "constant"), ("constant", "linear")])
@@ -369,20 +315,6 @@ def test_learning_rate_and_epochs_typed_on_resume_take_effect(tmp_path: Path) ->
     result = TrainingLoop(quick(ppo=other, resume="auto", total_steps=5 * ITERATION), tmp_path).run()
     assert result.history[-1]["training/learning_rate"] == pytest.approx(1e-5)
     assert result.history[-1]["training/updates"] == 4 * 4 + 2
-
-
-def test_run_whose_last_state_is_not_finite_saves_nothing_and_does_not_complete(tmp_path: Path) -> None:
-    result = TrainingLoop(quick(guards=UNGUARDED, env=FAULTY, total_steps=ITERATION), tmp_path).run()
-    assert result.stop_reason is StopReason.state_not_finite
-    assert result.metrics == {}  # a NaN policy is not evaluated
-    assert not (tmp_path / "checkpoints").exists()
-    assert result.history[-1]["guards/finite_state/parameters"] == 1
-
-
-def test_reset_that_is_never_clean_is_an_error_without_guards_too(tmp_path: Path) -> None:
-    config = quick(guards=GUARDS_OFF, env={"name": "toys:PointMass", "kwargs": {"bad_resets": 1.0}})
-    with pytest.raises(ConfigError, match=r"obs\[0\] is not finite"):
-        TrainingLoop(config, tmp_path)
 
 
 @pytest.mark.parametrize(

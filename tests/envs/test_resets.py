@@ -51,15 +51,16 @@ def test_first_states_depend_on_the_key_alone():
 
 
 @pytest.mark.parametrize(
-    ("value", "complaint"),
+    ("value", "guarded", "complaint"),
     [
-        (float("nan"), r"obs\[0\] is not finite"),
-        (1e30, r"obs\[0\] is 1e\+30 to 1e\+30, beyond guards.quarantine.max_abs_observation=1e\+12"),
+        (float("nan"), True, r"obs\[0\] is not finite"),
+        (float("nan"), False, r"obs\[0\] is not finite"),
+        (1e30, True, r"obs\[0\] is 1e\+30 to 1e\+30, beyond guards.quarantine.max_abs_observation=1e\+12"),
     ],
 )
-def test_environment_without_a_clean_reset_is_rejected_in_one_line_that_names_the_field(value, complaint):
+def test_environment_without_a_clean_reset_is_rejected_in_one_line_that_names_the_field(value, guarded, complaint):
     with pytest.raises(
         ConfigError, match=rf"^env\.name: none of 160 resets .*: {complaint}; .*guards\.quarantine"
     ) as bad:
-        resets(1.0, value).draw(jax.random.PRNGKey(0), 4)
+        resets(1.0, value, guarded).draw(jax.random.PRNGKey(0), 4)
     assert "\n" not in str(bad.value)

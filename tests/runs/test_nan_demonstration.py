@@ -35,6 +35,7 @@ def test_one_nan_in_a_thousand_steps_makes_the_policy_nan_without_guards(tmp_pat
     done = trained(tmp_path, ONE_IN_A_THOUSAND, GUARDS_OFF)
     assert done.stop_reason.name == "state_not_finite"
     assert done.metrics["eval/episode_reward"] is None  # the actions are NaN, so every episode is aborted
+    assert done.metrics["eval/aborted_share"] == 1.0 and events(tmp_path, "evaluation_void")
 
 
 def test_default_guards_give_a_policy_as_good_as_without_faults(tmp_path: Path) -> None:
