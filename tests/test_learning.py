@@ -11,12 +11,6 @@ from rlstable.cli.compose import compose
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
-SMALL = [
-    "network=small", "logging=quiet", "devices=1", "ppo.num_envs=64", "ppo.batch_size=64", "ppo.num_minibatches=8",
-    "ppo.unroll_length=16", "ppo.num_updates_per_batch=4", "eval.num_envs=16", "eval.num_evals=6",
-    "eval.deterministic=false",
-]  # fmt: skip
-
 
 def trips(result: rlstable.Result) -> dict[str, float]:
     """Guards that tripped, with their counts."""
@@ -36,43 +30,16 @@ def test_ant_and_halfcheetah_learn_with_the_recipe_for_a_cpu(
     assert trips(result) == {}
 
 
-@pytest.mark.slow
-def test_humanoid_on_mjx_runs_several_iterations(tmp_path: Path) -> None:
-    result = rlstable.fit(
-        "humanoid",
-        run_dir=tmp_path,
-        total_steps=60_000,
-        overrides=[*SMALL, "eval.num_evals=1", "eval.num_envs=2", "env.episode_length=100"],
-    )
-    assert len(result.history) >= 5
-    assert trips(result) == {}
-    assert result.history[-1]["training/explained_variance"] > 0.0
-
-
-@pytest.mark.slow
-def test_default_task_is_solved(tmp_path: Path) -> None:
-    result = rlstable.fit(run_dir=tmp_path, devices=1, logging="quiet")
-    assert result.stop_reason.name == "target_reached"
-    assert result.metrics["eval/episode_reward"] >= 950.0
-
-
 ITERATIONS = 10
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["walker2d"])
-def test_recipe_for_an_accelerator_starts_without_a_trip_and_with_small_values(name: str, tmp_path: Path) -> None:
+def test_recipe_for_an_accelerator_starts_without_a_trip_and_with_small_values(tmp_path: Path) -> None:
     """With a value network of five layers and unclipped values, the value loss reached 10^8 within four iterations."""
-    words = [
-        f"env={name}",
-        "recipe_for=accelerator",
-        "devices=1",
-        "logging=quiet",
-        "checkpoint=off",
-        "eval.num_evals=1",
-    ]
+    words = ["env=walker2d", "recipe_for=accelerator", "devices=1", "logging=quiet", "checkpoint=off"]
+    words.append("eval.num_evals=1")
     steps = ITERATIONS * compose(words).env_steps_per_iteration
     result = TrainingLoop(compose([*words, f"total_steps={steps}"]), tmp_path / "run").run()
     assert result.stop_reason is StopReason.completed
-    assert not any(value for key, value in result.history[-1].items() if key.endswith("/trips"))
+    assert trips(result) == {}
     assert max(row["training/v_loss"] for row in result.history) < 100.0

@@ -52,16 +52,6 @@ def require_alike(ours: Path, theirs: Path, part: str = "") -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_with_two_devices_train_through_a_rollback_like_one_with_four(tmp_path: Path) -> None:
-    pair = Team(tmp_path / "pair", ROLLBACK)
-    alone = Team(tmp_path / "alone", ROLLBACK, processes=1, devices=4)
-    assert pair.ends() == [0, 0], pair.texts()
-    assert alone.ends() == [0], alone.texts()
-    assert [event["to_iteration"] for event in events(tmp_path / "pair", "rolled_back")] == [2]
-    require_alike(tmp_path / "pair", tmp_path / "alone")
-
-
-@pytest.mark.slow
 def test_signal_to_one_of_two_processes_ends_both_as_preempted_with_one_checkpoint(tmp_path: Path) -> None:
     args = [*ENDLESS, "checkpoint.every=1000"]
     pair = Team(tmp_path / "pair", args, moments={1: {"at": "iteration", "n": 3, "how": "SIGTERM"}})
@@ -75,10 +65,14 @@ def test_signal_to_one_of_two_processes_ends_both_as_preempted_with_one_checkpoi
 
 
 @pytest.mark.slow
-def test_run_resumed_by_one_process_and_by_two_again_ends_like_the_uninterrupted_run(tmp_path: Path) -> None:
+def test_run_of_two_processes_of_one_and_of_both_in_turns_ends_alike_through_a_rollback(tmp_path: Path) -> None:
+    """Two processes have two devices each, one has four."""
     args = ["total_steps=640", *ROLLBACK]
-    whole = Team(tmp_path / "whole", args)
+    whole, alone = Team(tmp_path / "whole", args), Team(tmp_path / "alone", args, processes=1, devices=4)
     assert whole.ends() == [0, 0], whole.texts()
+    assert alone.ends() == [0], alone.texts()
+    assert [event["to_iteration"] for event in events(tmp_path / "whole", "rolled_back")] == [2]
+    require_alike(tmp_path / "whole", tmp_path / "alone")
     chain = tmp_path / "chain"
     first = Team(chain, args, moments={0: {"at": "iteration", "n": 5}}).ends()
     assert first[0] == -9 and first[1] in ENDED
@@ -99,7 +93,7 @@ def test_run_whose_processes_are_killed_at_random_ends_in_the_same_bits(tmp_path
     args = ["total_steps=640", *ROLLBACK]
     whole = Team(tmp_path / "whole", args)
     assert whole.ends() == [0, 0], whole.texts()
-    draw = random.Random(0)
+    draw = random.Random(36)  # kills either process while it compiles
     for victim in draw.sample([0, 1, 0, 1], 4):
         team = Team(tmp_path / "killed", args, moments={victim: moment(draw)})
         codes = team.ends(patience=120)
@@ -120,15 +114,6 @@ def test_lost_process_is_one_line_and_nothing_saved_is_lost(tmp_path: Path) -> N
         assert re.search(r"^rlstable: error: process 0 has lost another process: .+$", pair.texts()[0], re.M)
         assert (read_result(tmp_path / "pair") or {})["stop_reason"] == "error"
     assert steps_in(tmp_path / "pair" / "checkpoints")[-1] == 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", [{"at": "iteration", "n": 5}, {"at": "compile", "what": "training", "seconds": 0.3}])
-def test_lost_coordinator_ends_the_other_process(tmp_path: Path, moment: dict[str, Any]) -> None:
-    pair = Team(tmp_path / "pair", ENDLESS, moments={0: moment})
-    codes = pair.ends()
-    assert codes[0] == -9 and codes[1] in ENDED, pair.texts()
-    assert pair.seconds_after_first_end < 60
 
 
 @pytest.mark.slow
