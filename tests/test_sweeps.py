@@ -78,22 +78,3 @@ def test_optuna_maximizes_the_return_and_counts_failed_runs(tmp_path: Path) -> N
 def test_search_for_the_least_return_is_rejected(tmp_path: Path) -> None:
     code, printed, _ = sweep(tmp_path / "sweep", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=1", "seed=range(0,4)")
     assert code == 2 and "minimize would search for the lowest return; set it to maximize" in printed
-
-
-@pytest.mark.parametrize(
-    ("choice", "module"),
-    [
-        ("sweep=ray", "hydra_ray_launcher"),
-        ("sweep=submitit_slurm", "hydra_submitit_launcher"),
-        ("hydra/launcher=submitit_local", "hydra_submitit_launcher"),
-        ("sweep=optuna", "hydra_optuna_sweeper"),
-    ],
-)
-def test_missing_launcher_is_an_error_with_the_command_to_install_it(choice: str, module: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec("hydra_plugins") and importlib.util.find_spec(f"hydra_plugins.{module}"):
-        pytest.skip(f"{module} is installed here")
-    code, printed, results = sweep(tmp_path / "sweep", choice, "seed=0,1")
-    assert (code, results) == (2, [])
-    extra = module.split("_")[1]
-    last = printed.strip().splitlines()[-1]
-    assert last.startswith("rlstable: hydra") and "pip install -e " in last and f"[{extra}]" in last

@@ -36,6 +36,8 @@ MISTAKES = [
     ("resume=latest", "resume: there is no run in the folder runs yet; make one with rlstable train, or name a folder"),
     ("env=robot env.task.rewards={slip:{}}", "env.task.rewards: names what the task does not have yet; write +"),
     ("hydra/launcher=ray", f"hydra/launcher: ray is not installed; {install('ray').split()[0]}"),
+    ("--multirun sweep=ray seed=0,1", f"hydra/launcher: ray is not installed; {install('ray').split()[0]}"),
+    ("--multirun sweep=optuna seed=0,1", f"hydra/sweeper: optuna is not installed; {install('optuna').split()[0]}"),
     ("--env ant", "cannot read '--env': write env=ant"),
     ("--lr=1e-3", "cannot read '--lr': write ppo.learning_rate=1e-3"),
     ("--num-envs 8", "cannot read '--num-envs': write ppo.num_envs=8 or eval.num_envs=8"),

@@ -150,9 +150,3 @@ def test_sgd_step_keeps_its_budget_of_kernels(run: str, most: int) -> None:
     compiled = RUNS[run].programs["training 1"].lowered().compile(quick_options())
     kernels = kernels_of_sgd_step(compiled.as_text())
     assert most // 2 < kernels <= most
-
-
-@pytest.mark.parametrize("gae", ["per_update", "per_iteration"])
-def test_guarded_minibatch_is_split_for_gradient_accumulation(gae: str) -> None:
-    programs = programs_of_run("env=fast", "ppo.gradient_accumulation=2", f"ppo.gae={gae}")
-    assert "training 1" in programs

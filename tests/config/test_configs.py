@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import re
 from pathlib import Path
 from typing import Any
 
@@ -266,13 +265,6 @@ def test_guards_off_disables_every_guard_and_strict_is_stricter() -> None:
                 assert (own < usual) != (key in floors), (name, key)
     assert {*guards, "limiters"} - changed == {"return_watch", "finite_samples"}
     assert strict.finite_state.patience == 1
-
-
-def test_commands_in_the_help_text_load() -> None:
-    text = hydra_node().help.template
-    assert "$APP_CONFIG_GROUPS" in text
-    for command in re.findall(r"python -m rlstable\.train *(.*?)(?:  |$)", text, flags=re.MULTILINE):
-        load(*(word for word in command.split() if "=" in word and not re.search("[<,]", word)))
 
 
 def flat_keys(tree: dict[str, Any], prefix: str = "") -> set[str]:

@@ -134,14 +134,3 @@ def test_reductions_without_a_mask_trace_the_plain_operations():
     assert operations(lambda y: masked.minimum(y, None), x, devices=1) == ["reduce_min"]
     tree = {"x": x}
     assert masked.zero_invalid(tree, None) is tree and masked.zero_invalid_nonfinite(tree, None) is tree
-
-
-# --- masks before products
-
-
-def test_masking_before_a_product_keeps_the_gradient_finite():
-    """The failure: masked after the product, the gradient is NaN."""
-    x, valid = jnp.array([2.0, NAN]), jnp.array([True, False])
-    after = jax.grad(lambda w: jnp.sum(jnp.where(valid, w * x, 0.0)))(1.0)
-    before = jax.grad(lambda w: jnp.sum(w * masked.zero_invalid(x, valid)))(1.0)
-    assert np.isnan(after) and before == 2.0

@@ -1,4 +1,4 @@
-"""Generalized advantage estimation: worked examples and equality with Brax."""
+"""Generalized advantage estimation: equality with Brax, and of its two forms."""
 
 import jax
 import jax.numpy as jnp
@@ -23,24 +23,6 @@ def ours(rewards, values, bootstrap_value, truncation, termination, discount, la
 @jax.jit
 def brax(rewards, values, bootstrap_value, truncation, termination, discount, lambda_):
     return compute_gae(truncation, termination, rewards, values, bootstrap_value, lambda_, discount)
-
-
-def column(numbers):
-    return jnp.array(numbers, jnp.float32)[:, None]
-
-
-def test_gae_of_a_worked_example():
-    """γ = 0.5, λ = 0.5; r = 1, 2, 3, 4; V = 10, 20, 30, 40; V after = 50; the first step terminates, the third is cut.
-
-    δ_0 = 1 - 10 = -9 (what follows is worth nothing);  δ_1 = 2 + 0.5·30 - 20 = -3;  δ_2 = 0;  δ_3 = 4 + 25 - 40 = -11.
-    A_3 = -11;  A_2 = 0 (cut: neither δ nor what follows);  A_1 = -3 + 0.25·0 = -3;  A_0 = -9.
-    target = 1, 17, 30, 29.
-    What the policy sees: 1 - 10 = -9;  2 + 0.5·30 - 20 = -3;  0;  4 + 0.5·50 - 40 = -11.
-    """
-    rewards, values, truncation, termination = map(column, ((1, 2, 3, 4), (10, 20, 30, 40), (0, 0, 1, 0), (1, 0, 0, 0)))
-    targets, advantages = ours(rewards, values, jnp.array([50.0]), truncation, termination, 0.5, 0.5)
-    np.testing.assert_array_equal(targets, column((1, 17, 30, 29)))
-    np.testing.assert_array_equal(advantages, column((-9, -3, 0, -11)))
 
 
 def test_gae_equals_brax():

@@ -11,12 +11,9 @@ from toys import (
     GUARDS_OFF,
     LIMITERS_OFF,
     PointMass,
-    assemble,
-    compiled,
     experience,
     mesh,
     minibatch_of,
-    placed,
     tiny_config,
 )
 
@@ -167,20 +164,6 @@ def test_policy_and_critic_take_steps_of_their_own_rates(rates):
             np.testing.assert_allclose(before - now, rate, rtol=1e-4, atol=3e-7)
             assert rate or np.array_equal(now, before)
     np.testing.assert_allclose(found.update_norm, np.sqrt(8 * rates[0] ** 2 + 7 * rates[1] ** 2), rtol=1e-4)
-
-
-def test_held_policy_does_not_change_while_the_critic_learns():
-    network = {"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": (8,)}
-    own, state = assemble(tiny_config(guards=GUARDS_OFF | {"limiters": LIMITERS_OFF | {"kl": 1.0}}, network=network))
-    held = dataclasses.replace(state.tuning, policy_hold=jnp.int32(2))
-    first = placed(dataclasses.replace(state, tuning=held))
-    after, metrics = compiled(own)(first)
-    assert same(after.params["policy"], first.params["policy"])
-    assert changed(after.params["value"], first.params["value"])
-    assert int(after.tuning.policy_hold) == 1
-    assert metrics.values["training/learning_rate"] == 0.0
-    np.testing.assert_allclose(metrics.values["training/value_learning_rate"], 1e-3 * 3, rtol=1e-6)
-    assert metrics.values["training/accepted_share"] == 1.0
 
 
 # --- loss scale
