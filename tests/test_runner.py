@@ -161,7 +161,7 @@ def test_resume_of_a_run_that_reached_its_target_trains_nothing_and_says_how_to_
 
     run(-1e6)
     fields = json.loads((tmp_path / "result.json").read_text())
-    again = run(-1e6, "plain")
+    again = run(-1e6, "lines")
     assert (again.stop_reason, again.step) == (StopReason.target_reached, ITERATION)
     assert json.loads((tmp_path / "result.json").read_text()) == fields
     line = "nothing to train: eval.target_return=-1000000.0 is already reached; resume with eval.target_return=<more> "

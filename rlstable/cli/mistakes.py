@@ -39,7 +39,7 @@ def _unknown_option(match: re.Match[str]) -> str:
 
 
 def _meant(word: str) -> str:
-    """What a word without `=` means: a task is one of `env`."""
+    """Meaning of a word without `=`: a task is an option of `env`."""
     return f"env={word}" if (config_dir() / "env" / f"{word}.yaml").is_file() else "key=value"
 
 

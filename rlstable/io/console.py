@@ -174,7 +174,7 @@ class Console:
         return "  ".join(columns)[: shutil.get_terminal_size().columns - 1]
 
     def _erased(self) -> str:
-        """What removes the bar from its line, also in a notebook, which knows no codes of a terminal."""
+        """Letters that remove the bar from its line, also in a notebook, which knows no codes of a terminal."""
         return f"\r{' ' * len(self._bar)}\r" if self._bar else ""
 
     def _eta(self) -> str:

@@ -97,7 +97,7 @@ class RobotEnv:
 
     @property
     def header(self) -> list[tuple[str, str]]:
-        """What a run says of the task before it trains."""
+        """Lines about the task that a run prints before it trains, as names and values."""
         rows = []
         for name, function in self.lists.commands.items():
             if self.task.commands[name].path(name) == "velocity":

@@ -1,4 +1,4 @@
-"""What the legs and wheels of a robot can do at home: velocities to ask for, and legs that are straight."""
+"""Abilities of a robot's legs and wheels at home: velocities to ask for, and legs that are straight."""
 
 from __future__ import annotations
 

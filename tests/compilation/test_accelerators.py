@@ -106,12 +106,12 @@ BUDGETS: dict[tuple[str, str], Budget] = {
     ("default", "resets"): Budget(0, 16, {}),
     ("default", "untrained"): Budget(1, 64, {}),
     ("default", "training 1"): Budget(95, 109, OURS),
-    ("default", "evaluation 1 4"): Budget(9, 4, {0: 1}),
+    ("default", "evaluation 1 4"): Budget(9, 3, {0: 1}),
     ("guards off", "training 1"): Budget(75, 85, {}),
     ("eight devices, pool, normalised values", "training 1"): Budget(100, 114, {0: 5}),
     ("mjx", "resets"): Budget(1, 117, {0: 1}),
     ("mjx", "training 1"): Budget(198, 212, OURS | {3: 1}),
-    ("mjx", "evaluation 1 4"): Budget(10, 4, {0: 2, 3: 1}),
+    ("mjx", "evaluation 1 4"): Budget(10, 3, {0: 2, 3: 1}),
 }
 
 

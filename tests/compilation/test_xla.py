@@ -180,7 +180,7 @@ def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(
     assert said is not None and f"{shared}, above {shared}/" in said and "(mode 0777)" in said
     assert "set compile_cache to a folder that only you can write" in said
     assert program_cache_folder() is None
-    TrainingLoop(tiny_config(logging={"console": "plain"}, compile_cache=str(shared)), tmp_path / "run").close()
+    TrainingLoop(tiny_config(logging={"console": "lines"}, compile_cache=str(shared)), tmp_path / "run").close()
     assert [event["error"] for event in events(tmp_path / "run", "compile_cache_unusable")] == [said]
     assert capsys.readouterr().out.count("compile_cache_unusable") == 1
     assert program_cache_folder() is None

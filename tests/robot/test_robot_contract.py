@@ -99,8 +99,8 @@ def test_observation_names_the_parts_of_the_model_that_it_reads() -> None:
 
 def test_commands_have_ranges_and_a_default() -> None:
     (velocity,) = of("robot_velocity", "quadruped")["commands"]
-    assert (velocity["low"], velocity["high"]) == ([-0.5, -0.3, -0.7], [1.0, 0.3, 0.7])
-    assert velocity["default"] == pytest.approx([0.25, 0, 0])
+    assert (velocity["low"], velocity["high"]) == ([-0.4, -0.24, -0.7], [0.8, 0.24, 0.7])
+    assert velocity["default"] == pytest.approx([0.2, 0, 0])
     (pose,) = of("robot_reach", "arm")["commands"]
     assert pose["size"] == 3 and pose["low"] <= pose["default"]
     assert np.linalg.norm(np.array(pose["default"]) - [0, 0, 0.5]) <= 0.551  # the arm's length

@@ -23,7 +23,7 @@ FULL, ROOM, LAST = 4, 10, 14  # iterations at which the disk is filled and empti
 def run(folder: Path, callback: Any = None, keep: int = 2, **sections: Any) -> StopReason:
     """Saves and prints every iteration."""
     saves = {"every": 1, "keep": keep, "asynchronous": False}
-    own = {"total_steps": LAST * ITERATION, "checkpoint": saves, "logging": {"console": "plain"}}
+    own = {"total_steps": LAST * ITERATION, "checkpoint": saves, "logging": {"console": "lines"}}
     return TrainingLoop(config(**own | sections), folder, callback).run().stop_reason
 
 

@@ -264,7 +264,7 @@ def test_return_that_collapses_again_ends_the_run_by_name_with_its_best_policy(t
 
 
 def test_run_that_falls_at_its_end_has_one_outcome_on_console_page_and_result(tmp_path: Path) -> None:
-    late = {"fault": COLLAPSE["fault"] | {"start": TOTAL - 2}, "logging": {"console": "plain"}}
+    late = {"fault": COLLAPSE["fault"] | {"start": TOTAL - 2}, "logging": {"console": "lines"}}
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         done: Result = train(tmp_path, **COLLAPSE | late)
     left = result(tmp_path)
@@ -333,7 +333,7 @@ def test_precision_typed_on_resume_is_not_raised(tmp_path: Path) -> None:
 def test_each_precision_compiles_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recovery = PRECISION["supervise"]["recovery"] | {"relax_after": 3, "attempts": 20}
     supervise = PRECISION["supervise"] | {"recovery": recovery}
-    sections = PRECISION | {"supervise": supervise, "total_steps": 20 * ITERATION, "logging": {"console": "plain"}}
+    sections = PRECISION | {"supervise": supervise, "total_steps": 20 * ITERATION, "logging": {"console": "lines"}}
     assert train(tmp_path, **sections).stop_reason is StopReason.completed
     levels = [event["level"].split("/")[0] for event in events(tmp_path, "precision_changed")]
     assert levels[:4] == ["x64", "default", "x64", "default"]

@@ -38,7 +38,7 @@ def test_command_of_a_task_is_the_plain_one():
 def test_models_of_robots_are_found_in_the_repository_and_in_packages():
     listed = [task for task in study.tasks().values() if task.source == "robot"]
     assert listed and all(Path(task.command[1].removeprefix("env.xml=")).is_file() for task in listed)
-    assert study.tasks()["robot:ant_velocity"].command[::5] == ["env=robot_velocity", "env.task.actions.damping=10"]
+    assert study.tasks()["robot:ant_velocity"].command[::4] == ["env=robot_velocity", "env.task.actions.damping=10"]
 
 
 def test_recipe_of_a_robot_does_not_depend_on_the_folder_of_its_model(tmp_path):
