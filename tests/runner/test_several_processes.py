@@ -52,6 +52,16 @@ def require_alike(ours: Path, theirs: Path, part: str = "") -> None:
 
 
 @pytest.mark.slow
+def test_two_processes_with_two_devices_train_through_a_rollback_like_one_with_four(tmp_path: Path) -> None:
+    pair = Team(tmp_path / "pair", ROLLBACK)
+    alone = Team(tmp_path / "alone", ROLLBACK, processes=1, devices=4)
+    assert pair.ends() == [0, 0], pair.texts()
+    assert alone.ends() == [0], alone.texts()
+    assert [event["to_iteration"] for event in events(tmp_path / "pair", "rolled_back")] == [2]
+    require_alike(tmp_path / "pair", tmp_path / "alone")
+
+
+@pytest.mark.slow
 def test_signal_to_one_of_two_processes_ends_both_as_preempted_with_one_checkpoint(tmp_path: Path) -> None:
     args = [*ENDLESS, "checkpoint.every=1000"]
     pair = Team(tmp_path / "pair", args, moments={1: {"at": "iteration", "n": 3, "how": "SIGTERM"}})
@@ -65,14 +75,10 @@ def test_signal_to_one_of_two_processes_ends_both_as_preempted_with_one_checkpoi
 
 
 @pytest.mark.slow
-def test_run_of_two_processes_of_one_and_of_both_in_turns_ends_alike_through_a_rollback(tmp_path: Path) -> None:
-    """Two processes have two devices each, one has four."""
+def test_run_resumed_by_one_process_and_by_two_again_ends_like_the_uninterrupted_run(tmp_path: Path) -> None:
     args = ["total_steps=640", *ROLLBACK]
-    whole, alone = Team(tmp_path / "whole", args), Team(tmp_path / "alone", args, processes=1, devices=4)
+    whole = Team(tmp_path / "whole", args)
     assert whole.ends() == [0, 0], whole.texts()
-    assert alone.ends() == [0], alone.texts()
-    assert [event["to_iteration"] for event in events(tmp_path / "whole", "rolled_back")] == [2]
-    require_alike(tmp_path / "whole", tmp_path / "alone")
     chain = tmp_path / "chain"
     first = Team(chain, args, moments={0: {"at": "iteration", "n": 5}}).ends()
     assert first[0] == -9 and first[1] in ENDED
