@@ -34,7 +34,7 @@ _STYLES = {"dim": 2, "yellow": 33, "cyan": 36}  # codes of a terminal
 class Console:
     """Prints progress, events and the summary of a run, in colours on a terminal.
 
-    With the mode `auto` on a terminal or in a notebook, a bar below the lines shows training as it goes on. Else
+    With the mode `auto` on a terminal or in a notebook, a bar below the lines shows the progress. Else
     training has a line every `interval` seconds at most. Long work (`with working(what, expected):`) one every
     `patience` seconds, and each evaluation one. Trips of one guard within the interval are summed up in one line. If a
     pipe or terminal is closed, the run continues and nothing more is shown.

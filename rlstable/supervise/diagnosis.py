@@ -116,12 +116,12 @@ SIGNS = (
     ),
     Sign(
         "episodes_shorten",
-        "two evaluations in a row with a negative return and episodes that end in less than half of the length that "
-        "training episodes once had: the policy may end episodes to escape a cost",
+        "two evaluations in a row with a negative return and episodes of less than half of the greatest mean "
+        "length of training episodes: the policy may end episodes to escape a cost",
         "shortened", lambda value, row: value < 0.5 and row["last"] < 0.0, 2, 2,
         "episodes end after {plain_length} steps with a return of {last:,.1f}; training episodes had {longest:,.0f}: "
         "unless their end is the goal, the policy ends episodes to escape a cost",
-        "reward each step of an episode that goes on, or make its end cost more than the steps that it saves", True,
+        "reward each step before the end of an episode, or make the end cost more than the steps that it saves", True,
     ),
     Sign(
         "rewards_outlying",
