@@ -24,7 +24,7 @@ def velocity(
     turn: GrowingRange | None = None,
     stand: Share = 0.1,
 ) -> jax.Array:
-    """Velocities forward and sideways in m/s and turning in rad/s, uniform; 0 for a share; null: the range that fits."""
+    """Velocities forward and sideways in m/s and turning in rad/s, uniform; 0 for a share; null: a range that fits."""
     low, high = velocity_ranges(robot, forward, sideways, turn)
     *drawn, standing = jax.random.uniform(key, (4,))  # one draw: each costs as much as the rewards of a step
     return jnp.where(standing < stand, 0.0, low + (high - low) * jnp.array(drawn))
