@@ -139,10 +139,7 @@ class PointMass:
         observation = jnp.concatenate([physics.q, physics.qd])
         if not self.named:
             return observation
-        return {
-            "state": observation,
-            "privileged_state": jnp.append(observation, jnp.sum(jnp.square(physics.q))),
-        }
+        return {"state": observation, "privileged_state": jnp.append(observation, jnp.sum(jnp.square(physics.q)))}
 
 
 class Target:

@@ -9,16 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from hlo import kernels_of_sgd_step
-from lowering import (
-    PLATFORMS,
-    TINY,
-    boundary,
-    collectives,
-    host_decisions,
-    outside_calls,
-    programs_of_run,
-    size_of,
-)
+from lowering import PLATFORMS, TINY, boundary, collectives, host_decisions, outside_calls, programs_of_run, size_of
 
 from rlstable.cli.compose import compose
 from rlstable.compilation.xla import quick_options

@@ -80,11 +80,7 @@ class Faulty:
 
         qd = 0.75 * old.qd + 0.25 * push
         physics = Physics(
-            at("physics", old.q + 0.25 * qd),
-            qd,
-            at("scratch", old.scratch * 0.0 + push),
-            old.ident,
-            old.t + 1,
+            at("physics", old.q + 0.25 * qd), qd, at("scratch", old.scratch * 0.0 + push), old.ident, old.t + 1
         )
         observation = self._observation(physics)
         observation = jax.tree.map(lambda x: x.at[1].set(at("observation", x[1])), observation)

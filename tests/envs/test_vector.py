@@ -229,8 +229,7 @@ def assert_row_of_pool(state: Any, index: int, kind: str) -> None:
     assert_same(clean.metrics, one.metrics)
     kept = (*OWN, "key")
     assert_same(
-        {k: v for k, v in clean.info.items() if k not in kept},
-        {k: v for k, v in one.info.items() if k not in kept},
+        {k: v for k, v in clean.info.items() if k not in kept}, {k: v for k, v in one.info.items() if k not in kept}
     )
     np.testing.assert_array_equal(one.info["key"], first_states(kind).info["key"][index])
 

@@ -171,10 +171,7 @@ def test_misfit_is_named_by_its_path_before_arrays_are_read(tmp_path, monkeypatc
 def test_restore_policy_needs_only_the_folder(tmp_path):
     with Checkpoints(tmp_path, CheckpointConfig(keep=3)) as checkpoints:
         for iteration, score in ((1, 4.0), (2, 6.0), (3, 5.0)):
-            policy = {
-                "params": {"w": jnp.full((2, 2), float(iteration)), "none": jnp.zeros((0, 2))},
-                "a/b": POLICY,
-            }
+            policy = {"params": {"w": jnp.full((2, 2), float(iteration)), "none": jnp.zeros((0, 2))}, "a/b": POLICY}
             checkpoints.save(iteration, make_state(), policy, {"policy_spec": {"i": iteration}}, score=score)
         checkpoints.wait()
         for which, expected in (("best", 2), ("latest", 3), (1, 1)):

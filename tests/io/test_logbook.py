@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from saved import lines
 from toys import tiny_config
 
 from rlstable.io.console import Console
@@ -57,10 +58,6 @@ def console(stream: io.StringIO) -> Console:
     return Console("lines", 1000, interval=0.0, stream=stream)
 
 
-def lines(folder: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
-
-
 def test_training_does_not_wait_for_a_service_and_no_row_is_lost(
     tmp_path: Path, console: Console, stream: io.StringIO
 ) -> None:
@@ -75,8 +72,8 @@ def test_training_does_not_wait_for_a_service_and_no_row_is_lost(
     assert "step 64" in stream.getvalue()
     assert "rolled_back: counts" in stream.getvalue()
     book.wait()
-    assert [(line["step"], line["x"]) for line in lines(tmp_path, "metrics.jsonl")] == [(64, 1.0)]
-    found = [(line["kind"], line.get("counts")) for line in lines(tmp_path, "events.jsonl")]
+    assert [(line["step"], line["x"]) for line in lines(tmp_path / "metrics.jsonl")] == [(64, 1.0)]
+    found = [(line["kind"], line.get("counts")) for line in lines(tmp_path / "events.jsonl")]
     assert found == [("early", None), ("rolled_back", [1, 2])]
     assert service.took in ([], [(0, "early", {"a": 1})])
     service.answers.set()
@@ -90,7 +87,7 @@ def test_training_does_not_wait_for_a_service_and_no_row_is_lost(
         (128, {"x": 2.0}),
         ("closed",),
     ]
-    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [64, 128]
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [64, 128]
     book.log(192, {})
     book.event(192, "late", {})
     book.wait()
@@ -104,9 +101,9 @@ def test_failing_service_is_logged_and_dropped(tmp_path: Path, console: Console)
     for step in (64, 128, 192, 256):
         book.log(step, {})
     book.close()
-    found = [(line["kind"], line["step"], line["sink"]) for line in lines(tmp_path, "events.jsonl")]
+    found = [(line["kind"], line["step"], line["sink"]) for line in lines(tmp_path / "events.jsonl")]
     assert found == [("sink_failed", 64, "Broken"), ("sink_dropped", 192, "Broken")]
-    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [64, 128, 192, 256]
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [64, 128, 192, 256]
 
 
 def test_record_is_never_dropped(tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,14 +123,14 @@ def test_record_is_never_dropped(tmp_path: Path, console: Console, monkeypatch: 
         book.log(step, {"x": step})
         book.wait()
     book.close()
-    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [0, 1, 2, 9, 10, 11, 13, 14, 16, 17]
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [0, 1, 2, 9, 10, 11, 13, 14, 16, 17]
     failed = {"sink": "JsonLines", "error": "OSError: [Errno 28] No space left on device"}
     assert [took for took in service.took if len(took) == 3] == [
         (3, "sink_failed", failed),
         (9, "sink_recovered", {"sink": "JsonLines", "lost": 6}),
         (12, "sink_failed", failed),  # again after a recovery; one or two lost lines are not reported
     ]
-    assert [(line["kind"], line["lost"]) for line in lines(tmp_path, "events.jsonl")] == [("sink_recovered", 6)]
+    assert [(line["kind"], line["lost"]) for line in lines(tmp_path / "events.jsonl")] == [("sink_recovered", 6)]
 
 
 def test_training_waits_for_a_stalled_service_only_when_the_queue_is_full(
@@ -162,6 +159,7 @@ import time
 from pathlib import Path
 from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
+from saved import lines
 from toys import tiny_config
 book = Logbook(tiny_config(), Path({str(tmp_path)!r}), Console("off", 1))
 book.start(None, None)
@@ -170,7 +168,7 @@ book.log(1, {{}})
 raise SystemExit(3)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False, env=os.environ | PATH).returncode == 3
-    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [1]
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
 
 
 # --- strict JSON
@@ -180,10 +178,10 @@ def read(path) -> list[dict[str, Any]]:
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not strict JSON")
 
-    lines = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
-    for line in lines:
+    found = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    for line in found:
         assert abs(line.pop("time") - time.time()) < 3600
-    return lines
+    return found
 
 
 def test_json_lines_are_strict_and_written_at_once(tmp_path):
@@ -201,23 +199,14 @@ def test_json_lines_are_strict_and_written_at_once(tmp_path):
     sink.log(2**40, metrics)
     sink.log(np.int64(5), {})
     sink.event(
-        5,
-        "guard_tripped",
-        {"kind": "x", "causes": {"physics": np.int32(2)}, "values": (1, -np.inf), "ok": True},
+        5, "guard_tripped", {"kind": "x", "causes": {"physics": np.int32(2)}, "values": (1, -np.inf), "ok": True}
     )
     assert read(tmp_path / "run/metrics.jsonl") == [
         {"step": 2**40, "a": 1.5, "b": None, "c": None, "d": None, "e": 7, "step_": 3, "f": 2.0},
         {"step": 5},
     ]
     assert read(tmp_path / "run/events.jsonl") == [
-        {
-            "step": 5,
-            "kind": "guard_tripped",
-            "kind_": "x",
-            "causes": {"physics": 2},
-            "values": [1, None],
-            "ok": True,
-        }
+        {"step": 5, "kind": "guard_tripped", "kind_": "x", "causes": {"physics": 2}, "values": [1, None], "ok": True}
     ]
     sink.close()
     sink.close()

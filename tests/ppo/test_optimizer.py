@@ -7,15 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from toys import (
-    GUARDS_OFF,
-    LIMITERS_OFF,
-    PointMass,
-    experience,
-    mesh,
-    minibatch_of,
-    tiny_config,
-)
+from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, experience, mesh, minibatch_of, tiny_config
 
 from rlstable.config.run import LossScaleConfig
 from rlstable.device import sharding

@@ -7,14 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import (
-    LIMITERS_OFF,
-    PointMass,
-    experience,
-    minibatch_of,
-    on_one_device,
-    tiny_config,
-)
+from toys import LIMITERS_OFF, PointMass, experience, minibatch_of, on_one_device, tiny_config
 
 from rlstable.device.counter import WideCounter
 from rlstable.envs.vector import VectorEnv

@@ -47,9 +47,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return folder, trained(folder, config(2))
 
 
-def test_every_second_evaluation_is_recorded_in_a_page_of_the_configured_length(
-    recorded: Recorded,
-) -> None:
+def test_every_second_evaluation_is_recorded_in_a_page_of_the_configured_length(recorded: Recorded) -> None:
     folder, _ = recorded
     assert recorded_steps(folder) == [128, 256]
     text = (folder / "episodes" / "256.html").read_text()

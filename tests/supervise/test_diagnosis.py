@@ -430,10 +430,7 @@ def test_advice_names_the_guard_that_ended_the_run_first() -> None:
     [
         ("std_exploded", "beyond guards.policy.max_std: lower ppo.entropy_cost, guards.limiters.policy_std_max or"),
         ("std_collapsed", "below guards.policy.min_std or min_entropy: raise ppo.entropy_cost or"),
-        (
-            "saturated",
-            "below guards.policy.min_entropy: lower ppo.learning_rate, and guards.limiters.policy_std_max if",
-        ),
+        ("saturated", "below guards.policy.min_entropy: lower ppo.learning_rate, and guards.limiters.policy_std_max"),
     ],
 )
 def test_advice_on_a_diverged_policy_follows_the_quantity_that_left_its_bounds(cause: str, remedy: str) -> None:

@@ -145,10 +145,7 @@ def test_lagging_critic_gets_its_remedy_once_per_episode_and_none_while_it_is_in
     ("remedies", "message"),
     [
         (["pray"], "remedies"),
-        (
-            [],
-            "supervise.recovery.remedies: is empty and needs at least one remedy; add one",
-        ),
+        ([], "supervise.recovery.remedies: is empty and needs at least one remedy; add one"),
         ([{"scale_learning_rate": 2.0}], "scale_learning_rate needs a factor between 0 and 1"),
         ([{"fresh_resets": 0.5}], "fresh_resets takes no number; write the name alone"),
         ([{"scale_critic_rate": 0.5}], "scale_critic_rate needs a factor above 1, at most 100"),

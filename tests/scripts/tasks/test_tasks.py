@@ -151,10 +151,7 @@ def test_changed_recipe_makes_the_rows_of_a_task_stale():
     assert study.recipe(["env=hopper", "ppo.discounting=0.5"]) != current
 
 
-@pytest.mark.parametrize(
-    ("returns", "reached"),
-    [((9.0, 11.0), True), ((8.0, 9.0), False), ((None, 30.0), False)],
-)
+@pytest.mark.parametrize(("returns", "reached"), [((9.0, 11.0), True), ((8.0, 9.0), False), ((None, 30.0), False)])
 def test_threshold_is_reached_by_the_mean_last_return(returns, reached):
     rows = [{"returns": [0.0, value], "handed_over": 6.0} for value in returns]
     assert learn.judge(rows, {"mean": [10.0, 12.0], "least": 5.0}) is reached
