@@ -161,13 +161,9 @@ def test_processes_with_accelerators_need_a_folder_that_the_user_names(
     assert enable_program_cache(str(cache / "shared")) is None
 
 
-def test_cache_folder_that_cannot_be_created_is_logged_and_the_run_starts(cache: Path, tmp_path: Path) -> None:
+def test_cache_folder_that_cannot_be_created_is_no_error(cache: Path) -> None:
     (cache / "file").write_text("")
-    said = enable_program_cache(str(cache / "file"))
-    assert said is not None and "Not a directory" in said
-    run = TrainingLoop(tiny_config(logging={"console": "off"}, compile_cache=str(cache / "file")), tmp_path / "run")
-    run.close()
-    assert events(tmp_path / "run", "compile_cache_unusable")
+    assert "Not a directory" in str(enable_program_cache(str(cache / "file")))
 
 
 def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(

@@ -141,15 +141,10 @@ def test_fields_of_several_seeds_have_the_worst_stop_reason_unless_all_were_ende
     assert list(fields["seeds"]) == [3, 4] and "confirmed_return" not in fields
 
 
-def test_policy_of_a_fleet_is_that_of_its_best_seed(healthy: Trained) -> None:
-    _, result = healthy
-    best = max(result.seeds, key=lambda own: outcome_of(read_result(own.run_dir)).value or 0.0)
-    assert_same(result.policy.params, load_policy(best.run_dir).params)
-
-
-def test_loading_a_fleet_asks_for_the_folder_of_one_seed(healthy: Trained) -> None:
+def test_policy_of_a_fleet_is_that_of_its_best_seed_whose_folder_has_to_be_named(healthy: Trained) -> None:
     _, result = healthy
     best = max(result.seeds, key=lambda own: outcome_of(read_result(own.run_dir)).value or 0.0).run_dir
+    assert_same(result.policy.params, load_policy(best).params)
     for use in (load_policy, open_run):
         with pytest.raises(ConfigError, match=rf"holds 3 seeds; give the folder of one, the best is {best}$"):
             use(result.run_dir)
@@ -168,7 +163,6 @@ def test_page_of_a_fleet_has_every_seed_and_their_summary(healthy: Trained) -> N
 
 
 def test_page_of_a_killed_fleet_shows_the_seeds_that_had_started(healthy: Trained, tmp_path: Path) -> None:
-    """The page shows the seeds that had started."""
     _, result = healthy
     shutil.copytree(result.run_dir, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
@@ -213,19 +207,29 @@ def test_only_the_seed_with_the_storm_is_rolled_back_and_gets_the_remedy(struck:
     assert trips[0] == trips[2] == 0
 
 
-def test_storm_that_stays_ends_only_its_seed_by_name_and_says_how_to_resume_it_alone(
+def test_storm_that_stays_ends_only_its_seed_by_name_which_stays_ended_on_resume(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    supervise = {"recovery": {"attempts": 0}, "ladder": OFF, "incident": OFF}
+    supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
     every = {"every": 2, "asynchronous": False}
     config = together(fault=storm(iterations=None), supervise=supervise, checkpoint=every, logging={"console": "lines"})
-    result = TrainingLoop(config, "run").run()
-    assert endings(result) == ["completed", "physics_unstable", "completed"]
-    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.physics_unstable, 5)
-    assert result.seeds[1].step == 6 * ITERATION
+    whole = TrainingLoop(config, "run").run()
+    assert endings(whole) == ["completed", "physics_unstable", "completed"]
+    assert (whole.stop_reason, whole.stop_reason.exit_code) == (StopReason.physics_unstable, 5)
+    assert whole.seeds[1].step == 6 * ITERATION
     said = capsys.readouterr().out
     assert "stopped: of seed 1, stop_reason physics_unstable" in said
     assert re.search(r"seed 1 alone +\S+ -m rlstable.train resume=run/seed-1\n", said)
+    first = TrainingLoop(config, "parts", lambda step, _: step == 8 * ITERATION).run()
+    assert endings(first) == ["stopped", "physics_unstable", "stopped"]
+    left = (here / "parts" / "seed-1" / "result.json").read_text()
+    again = TrainingLoop(config.model_copy(update={"resume": "parts"}), "parts").run()
+    assert endings(again) == ["completed", "physics_unstable", "completed"]
+    assert (again.stop_reason, again.seeds[1].step) == (StopReason.physics_unstable, 6 * ITERATION)
+    assert (here / "parts" / "seed-1" / "result.json").read_text() == left
+    assert rows(again.seeds[1].run_dir) == rows(whole.seeds[1].run_dir)
+    for seed in (0, 2):
+        assert_same_run(again.seeds[seed], whole.seeds[seed])
 
 
 def test_remedy_that_needs_another_program_ends_only_its_seed(tmp_path: Path) -> None:
@@ -239,31 +243,22 @@ def test_remedy_that_needs_another_program_ends_only_its_seed(tmp_path: Path) ->
     assert read_result(tmp_path)["stop_reason"] == "needs_own_program"  # type: ignore[index]
 
 
-def test_fleet_that_is_stopped_and_resumed_ends_in_the_same_bits(healthy: Trained, tmp_path: Path) -> None:
+def test_fleet_that_a_callback_stops_ends_in_the_same_bits_when_it_is_resumed(healthy: Trained, tmp_path: Path) -> None:
+    """The callback gets the rows of each seed; the seeds after the one that stopped the fleet have theirs too."""
     _, whole = healthy
-
-    def stop(step: int, _: Any) -> bool:
-        return step == 2 * ITERATION
-
-    first = TrainingLoop(together(), tmp_path, stop).run()
-    assert {own.stop_reason for own in first.seeds} == {StopReason.stopped}
-    assert {own.step for own in first.seeds} == {2 * ITERATION}
-    again = TrainingLoop(together(resume=str(tmp_path)), tmp_path).run()
-    assert again.stop_reason is StopReason.completed
-    for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
-        assert_same_run(ours, theirs)
-
-
-def test_callback_gets_the_rows_of_each_seed_and_can_end_the_run(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     def callback(step: int, row: dict[str, Any]) -> bool:
         seen.append((step, row["seed"]))
         return len(seen) == 5
 
-    result = TrainingLoop(together(), tmp_path, callback).run()
+    first = TrainingLoop(together(), tmp_path, callback).run()
     assert seen == [(step * ITERATION, seed) for step in (1, 2) for seed in range(3)]
-    assert {(own.stop_reason, own.step) for own in result.seeds} == {(StopReason.stopped, 2 * ITERATION)}
+    assert {(own.stop_reason, own.step) for own in first.seeds} == {(StopReason.stopped, 2 * ITERATION)}
+    again = TrainingLoop(together(resume=str(tmp_path)), tmp_path).run()
+    assert again.stop_reason is StopReason.completed
+    for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
+        assert_same_run(ours, theirs)
 
 
 def test_folder_of_a_fleet_is_used_by_one_process(healthy: Trained, tmp_path: Path) -> None:
@@ -273,28 +268,6 @@ def test_folder_of_a_fleet_is_used_by_one_process(healthy: Trained, tmp_path: Pa
     for others in ({}, {"seed": 40}, {"seeds": 1}):
         with pytest.raises(ConfigError, match=r"^hydra.run.dir: .* already holds a run; set resume=auto"):
             TrainingLoop(together(**others), healthy[1].run_dir)
-
-
-def test_seed_that_has_ended_stays_ended_when_the_fleet_is_resumed(tmp_path: Path) -> None:
-    supervise = {"recovery": {"attempts": 0, "every": 2}, "ladder": OFF, "incident": OFF}
-    config = together(fault=storm(iterations=None), supervise=supervise)
-
-    def stop(step: int, _: Any) -> bool:
-        return step == 8 * ITERATION
-
-    first = TrainingLoop(config, tmp_path, stop).run()
-    assert endings(first) == ["stopped", "physics_unstable", "stopped"]
-    left = (tmp_path / "seed-1" / "result.json").read_text()
-    again = TrainingLoop(config.model_copy(update={"resume": str(tmp_path)}), tmp_path).run()
-    assert endings(again) == ["completed", "physics_unstable", "completed"]
-    assert (again.stop_reason, again.seeds[1].step) == (StopReason.physics_unstable, 6 * ITERATION)
-    assert (tmp_path / "seed-1" / "result.json").read_text() == left
-    whole = TrainingLoop(config, tmp_path / "whole").run()
-    for ours, theirs in zip(again.seeds, whole.seeds, strict=True):
-        assert rows(ours.run_dir) == rows(theirs.run_dir)
-    for seed in (0, 2):
-        ours, theirs = again.seeds[seed], whole.seeds[seed]
-        assert_same(load_policy(ours.run_dir, "latest").params, load_policy(theirs.run_dir, "latest").params)
 
 
 def test_fleet_whose_seeds_have_all_ended_trains_nothing_on_resume(struck: Trained, tmp_path: Path) -> None:
@@ -399,14 +372,6 @@ def test_seed_at_another_precision_ends_and_the_others_continue(tmp_path: Path) 
     assert "resume=" in read_result(tmp_path / "seed-1")["advice"]  # type: ignore[index]
 
 
-def test_each_of_two_devices_trains_half_of_the_seeds(tmp_path: Path) -> None:
-    fleet = TrainingLoop(together(2, devices=2, total_steps=2 * ITERATION), tmp_path)
-    fleet.run()
-    homes = [{x.devices().pop() for x in jax.tree.leaves(fleet.seeds[seed].state)} for seed in range(2)]
-    assert homes == [{device} for device in jax.devices()[:2]]
-    assert json.loads((tmp_path / "seed-1" / "machine.json").read_text())["devices"] == 2
-
-
 def test_fleet_whose_folder_is_replaced_keeps_the_result_in_the_new_one(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     fleet = TrainingLoop(together(2, total_steps=4 * ITERATION), folder)
@@ -426,12 +391,16 @@ def test_fleet_of_two_devices_resumes_on_one(tmp_path: Path) -> None:
 
 
 def test_seed_on_the_second_device_recovers_from_a_storm_as_on_the_first(tmp_path: Path) -> None:
-    """With the rollbacks and the parameters of a fleet on one device."""
+    """With the rollbacks and the parameters of a fleet on one device; each of two devices trains half of the seeds."""
     results = []
     for devices in (1, 2):
         fleet = TrainingLoop(together(2, devices=devices, fault=storm()), tmp_path / str(devices))
+        fleet.advance()
+        homes = [{x.devices().pop() for x in jax.tree.leaves(fleet.seeds[seed].state)} for seed in range(2)]
+        assert homes == [{jax.devices()[0]}, {jax.devices()[devices - 1]}]
         results.append(fleet.run())
         assert fleet.seeds[1].host.attempts.count >= 1
+        assert json.loads((tmp_path / str(devices) / "seed-1" / "machine.json").read_text())["devices"] == devices
     for ours, theirs in zip(*(result.seeds for result in results), strict=True):
         assert (ours.stop_reason, ours.step) == (theirs.stop_reason, theirs.step)
         policies = [numbers(load_policy(own.run_dir, "latest").params) for own in (ours, theirs)]

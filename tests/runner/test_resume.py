@@ -53,12 +53,19 @@ def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_
     assert second.single.log.history[-1]["step"] == 4 * ITERATION
 
 
-def test_resume_that_staggers_the_environments_resets_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "steps"), [({"stagger": True}, [0, 1, 3, 4, 6, 7, 9, 10]), ({"restore_info": True}, [0] * 8)]
+)
+def test_resume_that_staggers_environments_or_restores_info_resets_them(
+    tmp_path: Path, change: dict[str, Any], steps: list[int]
+) -> None:
+    """Restored info is the remedy of the sign `training_episodes_short`."""
     TrainingLoop(config(2), tmp_path).run()
-    second = TrainingLoop(config(4, resume="auto", env={"stagger": True}), tmp_path)
+    second = TrainingLoop(config(4, resume="auto", env=change), tmp_path)
     second.single.log.logbook.wait()
     assert len(events(tmp_path, "environments_redrawn")) == 1
-    assert np.asarray(second.single.state.env_state.info["steps"]).tolist() == [0, 1, 3, 4, 6, 7, 9, 10]
+    assert np.asarray(second.single.state.env_state.info["steps"]).tolist() == steps
+    assert second.run().stop_reason is StopReason.completed
 
 
 def test_resume_with_another_task_compares_no_return_of_the_one_before(tmp_path: Path) -> None:
@@ -107,15 +114,6 @@ def test_resume_in_a_folder_without_a_checkpoint_says_that_training_starts_again
     assert event["reason"] == "the folder has no checkpoint, so its earlier metrics are deleted"
     steps = [row["step"] for row in lines(tmp_path / "metrics.jsonl")]
     assert max(steps) == ITERATION
-
-
-def test_resume_that_restores_info_resets_the_environments(tmp_path: Path) -> None:
-    """The remedy of the sign `training_episodes_short`."""
-    env = {"name": "hostile.users:Limited"}
-    TrainingLoop(config(2, env=env), tmp_path).run()
-    second = TrainingLoop(config(4, resume="auto", env=env | {"restore_info": True}), tmp_path)
-    assert second.run().stop_reason is StopReason.completed
-    assert len(events(tmp_path, "environments_redrawn")) == 1
 
 
 ONE = {"total_steps": 64, "checkpoint": {"every": 1}}

@@ -106,6 +106,7 @@ def test_run_whose_last_saves_fail_ends_as_not_saved(
     assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
     left = read_result(tmp_path)
     assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
+    assert f"not saved    the last {(LAST - 3) * ITERATION} steps" in capsys.readouterr().out
     assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or check its permissions; then ")
     assert [event["checkpoint"] for event in events(tmp_path, "checkpoint_failed")] == [4, 5, 6, 7, 8, 8]
     assert steps_in(tmp_path / "checkpoints") == [2, 3]
@@ -182,32 +183,6 @@ def test_run_with_exit_code_0_has_saved_its_last_state(
             or ending is asked
         )
     assert {ending for ending in StopReason if ending.exit_code == 0} <= set(SAVED)
-
-
-def test_failed_run_keeps_its_stop_reason_and_tells_the_unsaved_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fail_after(monkeypatch, 1)
-    storm = {"site": "reward", "probability": 1.0, "start": 4}
-    result = TrainingLoop(quick(guards={"storm": {"patience": 3}}, fault=storm), tmp_path).run()
-    assert result.stop_reason is StopReason.physics_unstable
-    left = read_result(tmp_path)
-    assert left is not None and left["unsaved_steps"] == 3 * ITERATION
-    assert f"not saved    the last {3 * ITERATION} steps" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("every", "ending"), [(1, StopReason.completed), (100, StopReason.not_saved)])
-def test_run_that_ends_in_a_storm_completes_only_if_the_good_state_before_is_saved(
-    tmp_path: Path, every: int, ending: StopReason
-) -> None:
-    storm = {"site": "reward", "probability": 1.0, "start": LAST - 1}
-    checkpoint = {"every": every, "keep": 2, "asynchronous": False}
-    result = TrainingLoop(
-        quick(fault=storm, guards={"storm": {"patience": 100}}, checkpoint=checkpoint), tmp_path
-    ).run()
-    assert result.stop_reason is ending
-    left = read_result(tmp_path)
-    assert left is not None and left.get("unsaved_steps", 0) == (0 if every == 1 else (LAST - 1) * ITERATION)
 
 
 def test_run_whose_last_states_are_bad_hands_over_its_last_good_state(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from saved import lines
 from toys import PointMass, assert_same, mesh, tiny_config
 
 from rlstable.compilation.programs import Builder
@@ -163,7 +163,7 @@ def test_training_has_shorter_episodes_than_evaluations(
     env = {"name": "toys:Target", "episode_length": 8, "training_episode_length": length}
     run = {"total_steps": 2 * 64, "devices": 1, "eval": {"num_evals": 1, "num_envs": 2}}
     TrainingLoop(tiny_config(env=env, **run), tmp_path).run()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = lines(tmp_path / "metrics.jsonl")
     assert {row["episode/length"] for row in rows if "episode/length" in row} == {trained}
     assert [row["eval/avg_episode_length"] for row in rows if "eval/avg_episode_length" in row] == [8]
     assert ("; episodes of 4 steps in training, 8 in evaluations" in capsys.readouterr().out) is (trained == 4)
@@ -175,6 +175,6 @@ def test_first_episodes_of_staggered_environments_count_only_if_they_are_whole(t
     run = {"total_steps": 3 * 64, "devices": 1, "logging": {"console": "off"}, "eval": {"num_evals": 0}}
     loop = TrainingLoop(tiny_config(env=env, **run), tmp_path)
     loop.run()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = lines(tmp_path / "metrics.jsonl")
     assert [row["training/episodes"] for row in rows] == [1, 9, 17]
     assert [row["episode/length"] for row in rows] == [8, 8, 8]

@@ -25,7 +25,8 @@ NAN_GRADIENTS = {"site": "gradient", "probability": 1.0, "start": 2}
 # One attempt, and every second state is kept for it.
 ONCE = {"recovery": {"every": 2, "attempts": 1}, "checkpoint": {"asynchronous": False}}
 
-NOTHING_SAVED = {"recovery": {"every": 10}, "checkpoint": {"every": 100, "asynchronous": False}}
+UNSAVED = {"every": 100, "asynchronous": False}
+NOTHING_SAVED = {"recovery": {"every": 10}, "checkpoint": UNSAVED}
 
 
 def only(guard: str, patience: int = PATIENCE) -> dict[str, Any]:
@@ -86,6 +87,13 @@ ENDINGS: dict[str, tuple[dict[str, Any], Ends]] = {
     ),
     "storm that is shorter than the patience": (
         {"fault": storm(iterations=2)}, Ends("completed", 8, saved=[1, 2, 3, 6, 7, 8]),
+    ),
+    "storm at the end, after a save": (
+        {"fault": storm(start=7), "guards": {"storm": {"patience": 100}}}, Ends("completed", 8, saved=first(7)),
+    ),
+    "storm at the end, and nothing saved before": (
+        {"fault": storm(start=7), "guards": {"storm": {"patience": 100}}, "checkpoint": UNSAVED},
+        Ends("not_saved", 8, saved=[]),
     ),
     "storm that no attempt survives": (
         {

@@ -90,6 +90,9 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 Whole = Callable[[str], Path]
+# Rows of the whole runs at which the last checkpoint is of the good state, before the storm and after each rollback.
+GOOD = {"storm": (3, 7, 10), "precision": (4, 7)}
+_seen: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in GOOD}
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +101,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
     @functools.cache
     def run(name: str) -> Path:
-        return train(tmp_path_factory.mktemp("whole"), **RUNS[name]).run_dir
+        folder = tmp_path_factory.mktemp("whole")
+
+        def look(step: int, _: Any) -> None:
+            if step // ITERATION in GOOD.get(name, ()):
+                _seen[name].append(checkpoint(folder)[0])
+
+        return train(folder, look, **RUNS[name]).run_dir
 
     return run
+
+
+def good_states(whole: Whole, name: str) -> list[dict[str, np.ndarray]]:
+    """The arrays of the good state, before the storm and after each rollback to it."""
+    whole(name)
+    assert len(_seen[name]) == len(GOOD[name])
+    return _seen[name]
 
 
 def incidents(folder: Path) -> list[str]:
@@ -170,16 +186,8 @@ def test_storm_is_survived_by_two_attempts_and_a_remedy_that_is_taken_back(whole
     assert np.isfinite(load_policy(folder).act(np.zeros(4, np.float32))).all()
 
 
-def test_every_attempt_has_other_random_numbers(tmp_path: Path) -> None:
-    """The same state of iteration 2 is saved before the storm and after each rollback to it."""
-    found = []
-
-    def look(step: int, _: Any) -> None:
-        if step // ITERATION in (3, 7, 10):
-            found.append(checkpoint(tmp_path)[0])
-
-    train(tmp_path, look, **RUNS["storm"])
-    for ours, theirs in itertools.combinations(found, 2):
+def test_every_attempt_has_other_random_numbers(whole: Whole) -> None:
+    for ours, theirs in itertools.combinations(good_states(whole, "storm"), 2):
         differing = {path.split("/")[0] for path in ours if not np.array_equal(ours[path], theirs[path])}
         assert {"key", "env_state"} <= differing and not {"params", "opt_state", "normalizer"} & differing
 
@@ -214,17 +222,13 @@ def returns(folder: Path, start: int = 0, end: int | None = None) -> float:
     return float(np.mean([row["episode/sum_reward"] for row in rows(folder)[start:end]]))
 
 
-@pytest.mark.parametrize("off", [pytest.param("watch", marks=pytest.mark.slow), "recovery"])
-def test_without_the_return_watch_a_collapsed_policy_is_lost(tmp_path: Path, off: str) -> None:
-    watch = {"guards": COLLAPSE["guards"] | {"return_watch": OFF}}
-    train(tmp_path, **COLLAPSE | (watch if off == "watch" else {"recovery": None}))
+def test_without_recovery_a_collapsed_policy_is_lost(tmp_path: Path) -> None:
+    train(tmp_path, **COLLAPSE | {"recovery": None})
     assert returns(tmp_path, START - 10, START) > 3.0 and returns(tmp_path, -10) < 1.0
     assert story(tmp_path) == [] and result(tmp_path)["stop_reason"] == "completed"
 
 
-def test_collapse_is_confirmed_rolled_back_to_the_best_state_and_the_critic_refitted(
-    whole: Whole,
-) -> None:
+def test_collapse_is_confirmed_rolled_back_to_the_best_state_and_the_critic_refitted(whole: Whole) -> None:
     folder = whole("collapse")
     left = result(folder)
     assert (left["stop_reason"], left["step"], left["rollbacks"]) == ("completed", TOTAL * ITERATION, 1)
@@ -298,22 +302,13 @@ def dtypes(folder: Path) -> set[str]:
 def test_storm_that_float64_cures_raises_the_precision_and_completes(whole: Whole) -> None:
     """On a CPU all levels except x64 give the same products."""
     folder = whole("precision")
-    assert story(folder) == [
-        "6: default/float32 to x64/float32",
-        "6: physics_unstable: raise_precision, back to 3",
-    ]
+    assert story(folder) == ["6: default/float32 to x64/float32", "6: physics_unstable: raise_precision, back to 3"]
     assert result(folder)["stop_reason"] == "completed" and "float64" in dtypes(folder)
     assert np.isfinite(load_policy(folder).act(np.zeros(4, np.float32))).all()
 
 
-def test_change_of_precision_keeps_parameters_and_optimizer_of_the_good_state(tmp_path: Path) -> None:
-    found = []
-
-    def look(step: int, _: Any) -> None:
-        if step in (4 * ITERATION, 7 * ITERATION):  # after the third iteration and after the rollback to it
-            found.append(checkpoint(tmp_path)[0])
-
-    train(tmp_path, look, **PRECISION)
+def test_change_of_precision_keeps_parameters_and_optimizer_of_the_good_state(whole: Whole) -> None:
+    found = good_states(whole, "precision")
     kept = [path for path in found[0] if path.startswith(("params", "opt_state", "normalizer", "counters"))]
     assert len(kept) > 10
     for path in kept:
