@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,3 +32,10 @@ def typed(main: Callable[[], None], *words: str) -> int:
         except SystemExit as caught:
             return int(caught.code or 0)
     return 0
+
+
+def printed_by(code: str) -> list[str]:
+    """The lines that another process of Python prints."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-from commands import ROOT, exit_code
+from commands import ROOT, exit_code, printed_by
 
 from rlstable import __main__ as rlstable
 
@@ -87,5 +86,4 @@ def test_jax_is_not_imported_for_listing_and_version(words: list[str]) -> None:
         f"try: main({words})\nexcept SystemExit: pass\n"
         "print(sorted({'jax', 'brax', 'mujoco', 'flax', 'orbax'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert printed_by(code)[-1] == "[]"

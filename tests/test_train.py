@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import ROOT, SMALLEST, typed
+from commands import ROOT, SMALLEST, printed_by, typed
 from saved import lines, result
 from toys import PointMass
 
@@ -71,14 +71,6 @@ def test_help_and_cfg_job_print_recipes_and_configuration_without_a_run_folder(
     assert composed["ppo"]["learning_rate"] == 3e-4
     assert composed["guards"]["limiters"]["gradient_norm"] == 1.0
     assert not (here / "runs").exists()
-
-
-def printed_by(code: str) -> list[str]:
-    """The output of another process."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    ).stdout.splitlines()
 
 
 def test_first_line_of_a_run_waits_for_no_numpy_rich_or_jax() -> None:

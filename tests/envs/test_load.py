@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from brax import envs
 from brax.io import mjcf
+from commands import printed_by
 
 from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
@@ -174,5 +174,4 @@ def test_loading_a_task_of_mujoco_prints_no_message_about_a_missing_warp() -> No
     """MJX prints it at its first import, so a new process shows it."""
     code = "from rlstable.envs.load import load_env; from rlstable.cli.compose import compose; "
     code += "print('loaded', load_env(compose(['env=gymnasium', 'env.name=InvertedPendulum-v5']).env).action_size)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "loaded 1\n"
+    assert printed_by(code) == ["loaded 1"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contacts import Contacts, Touching
+from saved import rows
 from short_runs import short_config
 from toys import step_alone
 
@@ -161,7 +161,7 @@ def test_bad_contact_on_the_second_of_two_devices_quarantines_one_environment(tm
     assert contacts_of(state).steps.value.tolist() == [[1 + 64 // 8]] * 2
     assert contacts_of(unmarked(state)).contact__worldid.tolist() == [3, 2, 1, 0]
     loop.close()
-    (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (row,) = rows(tmp_path)
     assert (row["guards/quarantine/trips"], row["guards/quarantine/physics"]) == (1, 1)
     # The pool's first state is not marked.
     assert np.asarray(state.info["chosen"]).tolist() == [0.0] * 8

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import users
 from hostile.users import LargeArray, SlashInAName
+from saved import events
 from toys import tiny_config
 
 import rlstable
@@ -58,8 +58,7 @@ def test_only_the_parts_of_an_observation_that_the_networks_read_must_be_vectors
 
 
 def large_constants(folder: Path) -> list[int]:
-    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-    return [event["megabytes"] for event in events if event["kind"] == "large_constants"]
+    return [event["megabytes"] for event in events(folder, "large_constants")]
 
 
 @pytest.mark.usefixtures("quick_compile")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from saved import events
 from toys import TINY
 
 import rlstable
@@ -34,10 +35,9 @@ def test_command_that_begins_late_is_learned_with_guards(tmp_path: Path) -> None
     returns = returns_of(tmp_path / "run", "LateCommand", "default", eval=evaluation)
     assert min(returns) > 80.0, returns
     for seed in range(SEEDS):
-        lines = (tmp_path / "run" / f"seed-{seed}" / "events.jsonl").read_text().splitlines()
-        events = [json.loads(line) for line in lines]
-        assert not [event for event in events if event["kind"] in ("rolled_back", "guard_tripped")]
-        (sign,) = [e for e in events if e["kind"] == "sign" and e["sign"] == "observation_began_to_vary"]
+        run = tmp_path / "run" / f"seed-{seed}"
+        assert not events(run, "rolled_back", "guard_tripped")
+        (sign,) = [event for event in events(run, "sign") if event["sign"] == "observation_began_to_vary"]
         assert sign["text"].startswith("element 2 of the observation had been constant")
 
 
@@ -47,23 +47,19 @@ BURST = (
 )  # fmt: skip
 
 
-def burst(folder: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[str, list[dict[str, Any]]]:
-    """Trains through the burst, at the same step of each environment after every reset; returns the end and events."""
-    if monkeypatch is not None:
-        monkeypatch.setattr(Recovery, "repeats", lambda *_: False)
-    result = rlstable.fit("users:Burst", run_dir=folder, overrides=[*TINY[1:2], *TINY[3:], *BURST])
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return result.stop_reason.name, events
+def burst(folder: Path) -> str:
+    """Trains through the burst, at the same step of each environment after every reset; returns the stop reason."""
+    return rlstable.fit("users:Burst", run_dir=folder, overrides=[*TINY[1:2], *TINY[3:], *BURST]).stop_reason.name
 
 
 @pytest.mark.usefixtures("quick_compile", "shared_programs")
 def test_failure_that_lies_in_the_data_is_rolled_back_once_and_then_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ending, events = burst(tmp_path / "passes")
-    assert ending == "completed"
-    assert [event["cause"] for event in events if event["kind"] == "rolled_back"] == ["policy_diverged"]
-    (sign,) = [event for event in events if event.get("sign") == "failure_repeats"]
+    assert burst(tmp_path / "passes") == "completed"
+    assert [event["cause"] for event in events(tmp_path / "passes", "rolled_back")] == ["policy_diverged"]
+    (sign,) = [event for event in events(tmp_path / "passes", "sign") if event["sign"] == "failure_repeats"]
     assert sign["text"].startswith("policy_diverged came again ")
-    _, events = burst(tmp_path / "repeats", monkeypatch)
-    assert len([event for event in events if event["kind"] == "rolled_back"]) > 3
+    monkeypatch.setattr(Recovery, "repeats", lambda *_: False)
+    burst(tmp_path / "repeats")
+    assert len(events(tmp_path / "repeats", "rolled_back")) > 3

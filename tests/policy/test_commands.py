@@ -15,6 +15,7 @@ from rlstable.render.__main__ import main as render
 from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
 
+ARM = Path(__file__).parents[1] / "robot" / "models" / "arm.xml"
 MISSING = "run: the folder no/such does not exist; runs are in runs/<env>/<time>"
 MISTAKES = [
     (evaluate, "run=no/such", MISSING),
@@ -26,6 +27,9 @@ MISTAKES = [
     (export, "run={run} out=/proc/no", "/proc/no: No such file or directory"),
     (render, "run={run}", "run: toys:PointMass has no MuJoCo model to draw"),
     (render, "run={run} width=333", "width: input should be a multiple of 2, got 333"),
+    (render, "env=robot_reach", "rlstable: env.xml: is missing"),
+    (render, f"env=robot_reach env.xml={ARM} episodes=0", "rlstable: episodes: "),
+    (render, f"env=robot_reach env.xml={ARM} which=best", "rlstable: which: "),
     (replay, "{empty}", "{empty}: is no incident, it has no incident.json; use a folder runs/.../incidents/<name>"),
     (report, "run={run} sweep={run}", "run: cannot be combined with sweep; leave one of them out"),
     (report, "sweep=no/such", "sweep: there is no folder no/such"),

@@ -306,18 +306,3 @@ def test_seed_decides_the_random_actions() -> None:
     first, same, other = (record_random(compose(WORDS), 1, seed).recordings[0].positions for seed in (1, 1, 2))
     assert (first == same).all()
     assert not (first == other).all()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["env=robot_reach"], "env.xml: is missing"),
-        ([*WORDS, "episodes=0"], "episodes: "),
-        ([*WORDS, "which=best"], "which: "),
-    ],
-)
-def test_mistake_is_one_line_with_exit_code_2(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code(main, *words) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"rlstable: {message}")
