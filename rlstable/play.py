@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 import mujoco
 import numpy as np
 
+_PANELS = "show_left_ui", "show_right_ui"
 _FRAMES_PER_SECOND, _WIDTH, _HEIGHT = 30, 640, 480
 _PUSH_EVERY = 3.0  # seconds
 _PATIENCE = 60.0  # seconds for reading a model; a sixth for a policy's first action
@@ -50,11 +53,20 @@ _EXAMPLES = """
 examples:
   rlstable play policy.onnx robot.xml --command "0.5 0 0" --video walk.mp4
   rlstable play policy.onnx robot.xml --delay 2 --friction 0.8 --push 0.5
-  python play.py policy.onnx robot.xml --viewer
+  python play.py policy.onnx robot.xml --viewer       arrow keys, comma and full stop change a velocity command
 """
+# Of films, in place of the model's own: light of the headlight (ambient, diffuse, specular), sun, floor and background.
+_LIGHT, _SUN, _SUNLIGHT = (0.55, 0.15, 0.0), np.array([-0.35, 0.25, -0.9]), (0.0, 0.4, 0.2)
+_BACKGROUND = np.array([0.93, 0.945, 0.96, 1], np.float32)
+# Keys of the viewer, as GLFW numbers them: the number of the velocity command that changes, and its direction.
+_KEYS = {265: (0, 1), 264: (0, -1), 263: (2, 1), 262: (2, -1), ord(","): (1, 1), ord("."): (1, -1)}
 
 
 _DIVERGED = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+
+
+class Closed(Exception):
+    """The user has closed the viewer."""
 
 
 class Refused(Exception):
@@ -461,12 +473,19 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
     """A function that draws the state when the next frame of a film is due."""
     try:
         import imageio_ffmpeg
+        from PIL import Image, ImageDraw, ImageFont
     except ImportError:
-        raise Refused("--video needs imageio-ffmpeg, which is not installed; pip install imageio-ffmpeg") from None
+        wanted = "imageio-ffmpeg and pillow"
+        raise Refused(f"--video needs {wanted}, which are not installed; pip install {wanted}") from None
     if not path.absolute().parent.is_dir():
         raise Refused(f"--video: there is no folder {path.absolute().parent}")
     camera, drawn = mujoco.MjvCamera(), 0
-    size = _follow(camera, loop)
+    size, font = _follow(camera, loop), ImageFont.load_default(16)
+    loop.model.stat.extent, loop.model.vis.map.znear, loop.model.vis.map.zfar = size, 0.02, 100.0
+    loop.model.vis.map.shadowclip, headlight = 3.0, loop.model.vis.headlight
+    headlight.ambient[:], headlight.diffuse[:], headlight.specular[:] = _LIGHT
+    floors = (loop.model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (loop.model.geom_bodyid == 0)
+    loop.model.geom_group[floors] = mujoco.mjNGROUP - 1  # hidden
     writer = imageio_ffmpeg.write_frames(str(path), (_WIDTH, _HEIGHT), fps=_FRAMES_PER_SECOND, macro_block_size=2)
     writer.send(None)
     with contextlib.closing(writer), contextlib.closing(mujoco.Renderer(loop.model, _HEIGHT, _WIDTH)) as renderer:
@@ -475,8 +494,13 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
             nonlocal drawn
             while drawn <= loop.data.time * _FRAMES_PER_SECOND:
                 renderer.update_scene(loop.data, camera)
-                _add_grid(renderer.scene, loop.data.xpos[loop.root] - [0, 0, loop.height], size / 3)
-                writer.send(np.ascontiguousarray(renderer.render()))
+                ground = loop.data.xpos[loop.root] - [0, 0, loop.height]
+                _add_surroundings(renderer.scene, ground, size)
+                _add_grid(renderer.scene, ground, size / 3)
+                image = Image.fromarray(renderer.render())
+                text = f"{loop.data.time:.1f} s{_asked(loop)}"
+                ImageDraw.Draw(image).text((12, 10), text, fill=(28, 36, 48), font=font)
+                writer.send(np.ascontiguousarray(image))
                 drawn += 1
 
         yield draw
@@ -489,6 +513,29 @@ def _follow(camera: mujoco.MjvCamera, loop: Loop) -> float:
     camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, loop.root
     camera.distance, camera.azimuth, camera.elevation = 2 * size, 135, -20
     return size
+
+
+def _asked(loop: Loop) -> str:
+    """The velocity command and the robot's velocity, as text; empty without such a command."""
+    where = _slices(loop.contract).get("velocity")
+    return "" if where is None else f"   command {_short(loop.command[where])}   velocity {_short(loop.velocity)}"
+
+
+def _add_surroundings(scene: mujoco.MjvScene, ground: np.ndarray, size: float) -> None:
+    """A floor, a wall behind everything and a sun, as a model's sky may be black and its lights may blind."""
+    camera, far = scene.camera[0], 30 * size
+    ahead, up = np.array(camera.forward, float), np.array(camera.up, float)
+    wall = np.stack([np.cross(ahead, up), up, -ahead], axis=1)
+    for turn, at, glow in ((np.eye(3), ground, 0.0), (wall, ground + 0.9 * far * ahead, 1.0)):
+        geom, plane = scene.geoms[scene.ngeom], mujoco.mjtGeom.mjGEOM_PLANE
+        mujoco.mjv_initGeom(geom, plane, np.array([far, far, 1.0]), at, turn.ravel(), _BACKGROUND)
+        geom.emission = glow
+        scene.ngeom += 1
+    scene.nlight = 2  # the headlight, and the sun
+    sun = scene.lights[1]
+    sun.type, sun.headlight, sun.castshadow = mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, 0, 1
+    sun.pos[:], sun.dir[:] = ground - 2 * size * _SUN, _SUN
+    sun.ambient[:], sun.diffuse[:], sun.specular[:] = np.array(_SUNLIGHT)[:, None]
 
 
 def _add_grid(scene: mujoco.MjvScene, at: np.ndarray, cell: float) -> None:
@@ -505,19 +552,36 @@ def _add_grid(scene: mujoco.MjvScene, at: np.ndarray, cell: float) -> None:
 
 @contextlib.contextmanager
 def viewer(loop: Loop) -> Iterator[Callable[[], None]]:
-    """A function that shows the state in MuJoCo's viewer, in real time."""
+    """A function that shows the state in MuJoCo's viewer, in real time; raises `Closed` if the user closes it."""
+    import glfw
     from mujoco.viewer import launch_passive
 
-    start = time.monotonic()
-    with launch_passive(loop.model, loop.data, show_left_ui=False, show_right_ui=False) as window:
+    with warnings.catch_warnings(action="ignore"):
+        if not glfw.init():
+            raise Refused("--viewer: there is no display to draw on; --video writes a film")
+    start, steer, options = time.monotonic(), functools.partial(steered, loop), dict.fromkeys(_PANELS, False)
+    with launch_passive(loop.model, loop.data, key_callback=steer, **options) as window:
         with window.lock():
             _follow(window.cam, loop)
 
         def show() -> None:
+            if not window.is_running():
+                raise Closed
             window.sync()
             time.sleep(max(0.0, start + loop.data.time - time.monotonic()))
 
         yield show
+
+
+def steered(loop: Loop, key: int) -> None:
+    """Changes the velocity command by a fifth of its greatest value, within the range of training, and prints it."""
+    if key in _KEYS and (where := _slices(loop.contract).get("velocity")) is not None:
+        (entry,) = (one for one in loop.contract["commands"] if one["name"] == "velocity")
+        (number, sign), low, high = _KEYS[key], np.array(entry["low"]), np.array(entry["high"])
+        moved = loop.command[where].copy()
+        moved[number] += sign * max(abs(low[number]), abs(high[number])) / 5
+        loop.command[where] = np.clip(moved, low, high)
+        print(f"command {_short(loop.command[where])}", flush=True)
 
 
 class Played(NamedTuple):
@@ -530,7 +594,7 @@ class Played(NamedTuple):
         farthest: The joints farthest from home at the end, with their distances in rad or m.
         missed: Distance of a site from its commanded position at the end; None without a target.
         moved: Velocity forward and sideways, and turning rate, in each step, `[steps, 3]`.
-        wanted: The same, as commanded, `[3]`; None without a velocity command.
+        wanted: The same, as commanded; None without a velocity command.
         contacts: Whether each foot touches anything after each step, `[steps, feet]`.
     """
 
@@ -559,23 +623,34 @@ class Played(NamedTuple):
 def play(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], None]] = ()) -> Played:
     """Takes some actions, and calls the watchers after each of them."""
     random, commands = np.random.default_rng(0), _slices(loop.contract)
-    moved, contacts, stood = [], [], 0.0
+    moved, wanted, contacts, stood = [], [], [], 0.0
     standing, next_push = loop.fallen is False, _PUSH_EVERY
     for _ in range(steps):
         if push and loop.data.time >= next_push:
             angle, next_push = random.uniform(0, 2 * np.pi), next_push + _PUSH_EVERY
             loop.push(push * np.array([np.cos(angle), np.sin(angle)]))
+        if "velocity" in commands:
+            wanted.append(loop.command[commands["velocity"]].copy())
         loop.step()
         standing = standing and not loop.fallen
         stood = float(loop.data.time) if standing else stood
         moved.append(loop.velocity)
         contacts.append(loop.contacts)
-        for watch in watchers:
-            watch()
-    wanted = loop.command[commands["velocity"]] if "velocity" in commands else None
+        try:
+            for watch in watchers:
+                watch()
+        except Closed:
+            break
     stood_for = None if loop.fallen is None else stood
     ended = (loop.height, loop.farthest, loop.missed)
-    return Played(float(loop.data.time), stood_for, *ended, np.array(moved), wanted, np.array(contacts, bool))
+    return Played(
+        float(loop.data.time),
+        stood_for,
+        *ended,
+        np.array(moved),
+        np.array(wanted) if wanted else None,
+        np.array(contacts, bool),
+    )
 
 
 def report(one: Played) -> list[str]:
@@ -587,7 +662,7 @@ def report(one: Played) -> list[str]:
     if one.missed is not None:
         lines.append(f"distance from the target {one.missed:.3f} m")
     if one.wanted is not None:
-        lines.append(f"mean velocity {_short(one.moved.mean(axis=0))}, commanded {_short(one.wanted)}")
+        lines.append(f"mean velocity {_short(one.moved.mean(axis=0))}, commanded {_short(one.wanted.mean(axis=0))}")
         lines.append("mean command error {:.3f} m/s and {:.3f} rad/s".format(*one.error))
     return lines + _landings([one])
 

@@ -175,8 +175,8 @@ def test_random_commands_are_of_the_ranges_of_training_and_their_errors_are_aver
     commands, model = play.random_commands(contract, 3), play.load_model(file_of("quadruped"), contract)
     assert (np.array([-0.5, -0.3, -0.7]) <= commands).all() and (commands <= np.array([1.0, 0.3, 0.7])).all()
     episodes = [play.play(play.Loop(model, contract, policy, command), 5, 0.0) for command in commands]
-    linear = [np.linalg.norm(one.moved[:, :2] - one.wanted[:2], axis=1).mean() for one in episodes]
-    turning = [np.abs(one.moved[:, 2] - one.wanted[2]).mean() for one in episodes]
+    linear = [np.linalg.norm(one.moved[:, :2] - one.wanted[:, :2], axis=1).mean() for one in episodes]
+    turning = [np.abs(one.moved[:, 2] - one.wanted[:, 2]).mean() for one in episodes]
     assert run(str(walker.onnx), str(file_of("quadruped")), "--steps", "5", "--commands", "3") == 0
     worst = " ".join(f"{x:.2f}" for x in commands[int(np.argmax(linear))])
     assert capsys.readouterr().out.splitlines() == [
@@ -198,6 +198,37 @@ def test_landings_are_those_of_a_foot_in_a_second(walker: Exported) -> None:
     assert loop.contacts == [True] * 4
     loop.reset(np.array(contract["default_qpos"]) + np.eye(model.nq)[2])  # 1 m higher
     assert loop.contacts == [False] * 4
+
+
+def test_keys_change_the_velocity_command_within_the_range_of_training(
+    walker: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = loop_of(walker, "quadruped", command=[0.0, 0.0, 0.0])
+    entry = loop.contract["commands"][0]
+    forward, turn = entry["high"][0], max(abs(entry["low"][2]), entry["high"][2])
+    play.steered(loop, 265)
+    assert loop.command.tolist() == pytest.approx([forward / 5, 0, 0])
+    for key in (263, 65):  # left, and a key without a meaning
+        play.steered(loop, key)
+    assert loop.command.tolist() == pytest.approx([forward / 5, 0, turn / 5])
+    for _ in range(9):
+        play.steered(loop, 265)
+    assert loop.command[0] == pytest.approx(forward)
+    assert capsys.readouterr().out.splitlines()[1] == f"command {forward / 5:.2f} 0.00 {turn / 5:.2f}"
+
+
+def test_episode_ends_if_the_user_closes_the_viewer_and_its_commands_are_those_of_each_step(walker: Exported) -> None:
+    loop, seen = loop_of(walker, "quadruped", command=[0.0, 0.0, 0.0]), []
+
+    def watch() -> None:
+        seen.append(loop.steps)
+        play.steered(loop, 265)
+        if loop.steps == 3:
+            raise play.Closed
+
+    one = play.play(loop, 10, 0.0, [watch])
+    assert seen == [1, 2, 3] and one.wanted is not None
+    assert one.wanted[:, 0] == pytest.approx(loop.contract["commands"][0]["high"][0] * np.array([0, 0.2, 0.4]))
 
 
 def test_policy_with_other_commands_has_no_random_ones(arm: Exported, capsys: pytest.CaptureFixture[str]) -> None:
