@@ -16,7 +16,7 @@ from rlstable.cli.options import OutFolder, PlayOptions
 from rlstable.config.schema import Count, Integer, Positive, Section, Seed
 
 if TYPE_CHECKING:
-    from rlstable.render.recording import RecordedEpisodes
+    from rlstable.render.episode import RecordedEpisodes
 
 _EPILOG = """
 examples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 
 from rlstable.render.framing import VIEW_ANGLE, Framing, frame_episode
-from rlstable.render.scene import is_floor, poses
+from rlstable.render.scene import followed_body, is_floor, poses
 
 _FRAMES_PER_SECOND = 30
 # The colours of the page of episodes.
@@ -24,6 +24,7 @@ _CELLS = 12  # of the grid around the robot, to each side
 _HEADLIGHT = (0.55, 0.15, 0.0)  # ambient, diffuse, specular
 SUN = np.array([-0.35, 0.25, -0.9])  # direction of its rays
 _INK, _FAINT, _BAD, _PANEL = (28, 36, 48), (92, 107, 125), (200, 50, 31), (255, 255, 255, 190)
+_MOTIONS = {"asked": (10, 108, 214), "moves": (217, 131, 10)}  # colours of arrows and texts
 
 
 def main(folder: Path) -> None:
@@ -55,11 +56,14 @@ def frames(model: mujoco.MjModel, episode: dict[str, np.ndarray], width: int, he
     framing = frame_episode(model, bodies, seconds)
     count = int(np.ceil((len(bodies) - 1) * seconds * _FRAMES_PER_SECOND)) + 1
     steps = np.minimum((np.arange(count) / _FRAMES_PER_SECOND / seconds).astype(int), len(bodies) - 1)
-    overlay = Overlay(str(episode["title"]), rewards, seconds, bool(episode["aborted"]), height)
+    motion = episode["motion"]
+    fastest = max((float(np.linalg.norm(one[:2])) for one in motion[:1].reshape(-1, 3)), default=0.0) or 1.0
+    overlay = Overlay(str(episode["title"]), rewards, seconds, bool(episode["aborted"]), height, motion)
     with contextlib.closing(Painter(model, framing, width, height)) as painter:
         frame = np.zeros((height, width, 3), np.uint8)
         for step in [*steps, len(bodies) - 1]:
-            frame = overlay.draw(painter.paint(episode["positions"][step], framing.targets[step]), int(step))
+            painted = painter.paint(episode["positions"][step], framing.targets[step], motion[:, step, :2] / fastest)
+            frame = overlay.draw(painted, int(step))
             yield frame
         for _ in range(_FRAMES_PER_SECOND):
             yield frame
@@ -86,17 +90,35 @@ class Painter:
         self._camera.distance = framing.distance(width / height)
         self._model, self._renderer = model, mujoco.Renderer(model, height, width)
 
-    def paint(self, position: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """The frame of generalized positions `[nq]` with a point `[3]` in its middle, `[height, width, 3]`."""
+    def paint(self, position: np.ndarray, target: np.ndarray, arrows: Iterable[np.ndarray] = ()) -> np.ndarray:
+        """The frame of generalized positions `[nq]` with a point `[3]` in its middle, `[height, width, 3]`.
+
+        `arrows` are directions forward and sideways, `[2]` each, of arrows on the floor from the robot.
+        """
         self._data.qpos[:] = position
         mujoco.mj_kinematics(self._model, self._data)
         self._camera.lookat[:] = target
         self._renderer.update_scene(self._data, self._camera, self._option)
         self._add_surroundings(self._renderer.scene, target)
+        for colour, direction in zip(_MOTIONS.values(), arrows, strict=False):
+            self._add_arrow(self._renderer.scene, direction, colour)
         return self._renderer.render()
 
     def close(self) -> None:
         self._renderer.close()
+
+    def _add_arrow(self, scene: mujoco.MjvScene, direction: np.ndarray, colour: tuple[int, ...]) -> None:
+        body, size = followed_body(self._model), self._framing.size
+        length = size * float(np.linalg.norm(direction))
+        if body is None or length < 0.02 * size:
+            return
+        forward = self._data.xmat[body].reshape(3, 3)[:2, 0]
+        forward /= max(float(np.linalg.norm(forward)), 1e-6)
+        along = direction[0] * forward + direction[1] * np.array([-forward[1], forward[0]])
+        start = np.array([*self._data.xpos[body][:2], self._framing.floor.height + 0.02 * size])
+        arrow, painted = mujoco.mjtGeom.mjGEOM_ARROW, (*(x / 255 for x in colour), 1)
+        geom = _add_geom(scene, arrow, np.zeros(3), start, np.eye(3), painted)
+        mujoco.mjv_connector(geom, arrow, 0.012 * size, start, start + 0.7 * size * np.array([*along, 0.0]))
 
     def _add_surroundings(self, scene: mujoco.MjvScene, target: np.ndarray) -> None:
         floor, size, far = self._framing.floor, self._framing.size, 30 * self._framing.size
@@ -132,7 +154,8 @@ def _add_geom(
 class Overlay:
     """Overlay of the frames: title, time, reward and return."""
 
-    def __init__(self, title: str, rewards: np.ndarray, seconds: float, aborted: bool, height: int):
+    def __init__(self, title: str, rewards: np.ndarray, seconds: float, aborted: bool, height: int, motion: np.ndarray):
+        self._motion = motion
         self._title, self._seconds, self._aborted = title, seconds, aborted
         self._rewards, self._sums = rewards, np.concatenate([[0.0], np.cumsum(rewards)])
         self._font_size = max(11, height // 34)
@@ -143,13 +166,15 @@ class Overlay:
         pen = ImageDraw.Draw(image, "RGBA")
         line = self._font_size * 1.35
         reward = f"{self._rewards[step - 1]:,.2f}" if step else "-"
-        texts = [self._title, f"time {step * self._seconds:.2f} s   reward {reward}   return {self._sums[step]:,.1f}"]
+        lines = {self._title: _INK}
+        lines[f"time {step * self._seconds:.2f} s   reward {reward}   return {self._sums[step]:,.1f}"] = _FAINT
+        for (name, colour), (ahead, aside, turn) in zip(_MOTIONS.items(), self._motion[:, step], strict=False):
+            lines[f"{name} {ahead:.2f} m/s forward, {aside:.2f} m/s sideways, {turn:.2f} rad/s"] = colour
         if self._aborted and step == len(self._rewards):
-            texts.append("a guard tripped: the simulation went bad here")
-        text_width = max(pen.textlength(text, self._font) for text in texts)
-        pen.rounded_rectangle((8, 8, 24 + text_width, 16 + line * len(texts)), 6, fill=_PANEL)
-        for number, text in enumerate(texts):
-            colour = _BAD if number == 2 else _INK if number == 0 else _FAINT
+            lines["a guard tripped: the simulation went bad here"] = _BAD
+        text_width = max(pen.textlength(text, self._font) for text in lines)
+        pen.rounded_rectangle((8, 8, 24 + text_width, 16 + line * len(lines)), 6, fill=_PANEL)
+        for number, (text, colour) in enumerate(lines.items()):
             pen.text((16, 11 + number * line), text, fill=colour, font=self._font)
         return np.asarray(image)
 

@@ -19,7 +19,7 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.io.files import write_atomically
-from rlstable.render.recording import RecordedEpisodes, Recording
+from rlstable.render.episode import RecordedEpisodes, Recording
 
 _LEAST_SECONDS, _SECONDS_PER_SECOND = 300.0, 300.0  # a process that draws longer counts as hanging
 _OPENGL_BACKENDS = ("egl", "osmesa")  # a driver without a display, then software
@@ -35,8 +35,10 @@ def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, wid
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mujoco.mj_saveModel(recorded.model, str(folder / "model.mjb"))
+        none = np.zeros((0, len(recording.positions), 3))
         np.savez(
             folder / "episode.npz", positions=recording.positions, rewards=recording.rewards, aborted=recording.aborted,
+            motion=none if recording.motion is None else recording.motion,
             title=f"{recorded.title}, {recording.name}", seconds=recorded.seconds, size=(width, height),
         )  # fmt: skip
         _draw(folder, _LEAST_SECONDS + _SECONDS_PER_SECOND * recorded.seconds * len(recording.rewards))

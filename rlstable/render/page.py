@@ -7,29 +7,32 @@ import functools
 import html
 import json
 import string
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from rlstable.render.episode import RecordedEpisodes, Recording
 from rlstable.render.framing import Framing, frame_episode
-from rlstable.render.recording import RecordedEpisodes, Recording
 from rlstable.render.scene import Part, followed_body, make_scene, poses
 
 _DIGITS = 5  # of a reward; the page only displays rewards
 
 
-def page(recorded: RecordedEpisodes) -> str:
+def page(recorded: RecordedEpisodes, others: Mapping[str, str] | None = None) -> str:
+    """The page; `others` are addresses of other pages, by name, which it links."""
     model, (meshes, parts) = recorded.model, make_scene(recorded.model)
     moved = [poses(model, recording.positions) for recording in recorded.recordings]
     framings = [frame_episode(model, bodies, recorded.seconds) for bodies in moved]
     widest = max(framings, key=lambda framing: framing.size)
     data = {
         "title": recorded.title,
+        "others": others or {},
         "seconds": recorded.seconds,
         "bodies": int(model.nbody),
         "meshes": [{name: _text(values) for name, values in mesh._asdict().items()} for mesh in meshes],
         "parts": [_part(part) for part in parts],
-        "follows": followed_body(model) is not None,
+        "follows": followed_body(model),
         "azimuth": widest.azimuth,
         "elevation": widest.elevation,
         "half": widest.half.tolist(),
@@ -51,6 +54,7 @@ def _episode(recording: Recording, bodies: np.ndarray, framing: Framing) -> dict
     return {
         "name": recording.name,
         "aborted": recording.aborted,
+        "motion": None if recording.motion is None else _text(recording.motion.astype(np.float32)),
         "rewards": [float(f"{reward:.{_DIGITS}g}") for reward in recording.rewards],
         "poses": _text(bodies),
         "targets": _text(framing.targets.astype(np.float32)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -20,44 +20,15 @@ from rlstable.device.trees import Env, EnvState, Observation, Params, PyTree
 from rlstable.envs.episodes import Episodes, watch_episodes
 from rlstable.envs.load import load
 from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.wrapper import EnvWrapper
 from rlstable.guards.env import physics
 from rlstable.policy.evaluator import evaluation_env, make_policy, valid_episodes
 from rlstable.policy.playback import load_policy_environment
 from rlstable.policy.saved_run import SavedRun
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
+from rlstable.render.episode import RecordedEpisodes, Recording
 from rlstable.supervise.memory import is_out_of_memory
-
-
-@dataclasses.dataclass(frozen=True)
-class Recording:
-    """One episode."""
-
-    name: str  # for example `best`
-    positions: np.ndarray  # generalized positions of the first state and after every action, [1 + T, nq]
-    rewards: np.ndarray  # of every action, [T]
-    aborted: bool  # whether a guard ended the episode; the bad state is not recorded
-
-    @property
-    def total(self) -> float:
-        return float(self.rewards.sum())
-
-    def start(self, seconds: float | None, seconds_per_action: float) -> Recording:
-        """The first simulated seconds of the episode, at least one action; the whole episode for None."""
-        count = len(self.rewards) if seconds is None else max(1, round(seconds / seconds_per_action))
-        if count >= len(self.rewards):
-            return self
-        return Recording(self.name, self.positions[: count + 1], self.rewards[:count], aborted=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedEpisodes:
-    """Some episodes of one policy, best first."""
-
-    title: str  # environment, physics backend and training step
-    model: mujoco.MjModel
-    seconds: float  # simulated time per action
-    recordings: tuple[Recording, ...]
 
 
 class EpisodeRecorder:
@@ -86,6 +57,10 @@ class EpisodeRecorder:
         self._precision = level(config.precision)
         self._programs = Builder(self._precision)
         self._compiled: Any = None
+        robot: Any = getattr(env, "unwrapped", env)
+        self._motion = robot.motion if getattr(robot, "velocities", None) is not None else None
+        if self._motion is not None:
+            env = _on_course(env)
         vector = evaluation_env(config, env)
 
         def play(params: Params, statistics: Statistics, key: jax.Array) -> tuple[Episodes, PyTree]:
@@ -94,7 +69,7 @@ class EpisodeRecorder:
                 policy = _random_policy(env.action_size)
                 if networks is not None:
                     policy = make_policy(config, networks, params, statistics)
-                return watch_episodes(vector, policy, jax.random.split(key_resets, episodes), key_policy, _drawable)
+                return watch_episodes(vector, policy, jax.random.split(key_resets, episodes), key_policy, self._watched)
 
         self._play = jax.jit(play)
 
@@ -111,7 +86,7 @@ class EpisodeRecorder:
         """
         self.prepare(params, statistics, key)
         with self._precision.compiled(), interruptible():
-            result, (positions, rewards) = jax.device_get(self._compiled(params, statistics, key))
+            result, (positions, rewards, motion) = jax.device_get(self._compiled(params, statistics, key))
         if positions.shape[-1] != self._model.nq:
             raise ConfigError(
                 f"run: {self._name} has {positions.shape[-1]} positions and its MuJoCo model {self._model.nq}"
@@ -120,9 +95,16 @@ class EpisodeRecorder:
         for name, index in best_median_worst(result).items():
             end = 1 + int(result.length[index]) // self._action_repeat
             moved, paid = (np.asarray(x, np.float64) for x in (positions[:end, index], rewards[1:end, index]))
-            recordings.append(Recording(name, moved, paid, bool(result.aborted[index])))
+            velocities = np.stack([x[:end, index] for x in motion]) if motion else None
+            recordings.append(Recording(name, moved, paid, bool(result.aborted[index]), velocities))
         title = f"{self._title}, {self._actions.format(step)}"
         return RecordedEpisodes(title, self._model, self._seconds, tuple(recordings))
+
+    def _watched(self, state: EnvState) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
+        """Positions, reward and motion of a batched state."""
+        simulated = physics(state)
+        positions = simulated.qpos if hasattr(simulated, "qpos") else simulated.q
+        return positions, state.reward, () if self._motion is None else jax.vmap(self._motion)(state)
 
 
 def record(
@@ -165,18 +147,21 @@ def best_median_worst(episodes: Episodes) -> dict[str, int]:
     return {"best": int(order[0]), **median, "worst": int(order[-1])}
 
 
+def _on_course(env: Any) -> Env:
+    """A copy of a robot's environment, and of its wrappers, that asks for the velocities of its course."""
+    if not isinstance(env, EnvWrapper):
+        return env.on_course()
+    copied = copy.copy(env)
+    copied.env = _on_course(env.env)
+    return copied
+
+
 def _random_policy(action_size: int) -> Callable[[Observation, jax.Array], jax.Array]:
     def policy(obs: Observation, key: jax.Array) -> jax.Array:
         count = jax.tree.leaves(obs)[0].shape[0]
         return jax.random.uniform(key, (count, action_size), minval=-1.0, maxval=1.0)
 
     return policy
-
-
-def _drawable(state: EnvState) -> tuple[jax.Array, jax.Array]:
-    """Positions and reward of a batched state."""
-    simulated = physics(state)
-    return (simulated.qpos if hasattr(simulated, "qpos") else simulated.q), state.reward
 
 
 def seconds_per_step(env: Env, model: mujoco.MjModel) -> float:

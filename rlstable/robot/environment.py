@@ -5,6 +5,7 @@ The same Python code runs on MJX and on C MuJoCo; only `simulator` differs. Term
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from rlstable.robot.observing import Observer, Part
 from rlstable.robot.simulator import MjxSimulator, Simulator
 
 MEMORY = "memory"  # the entry of `info`
+_SECONDS_A_PART, _SHARE_OF_RANGE = 2.0, 0.8  # of a course
 
 
 class State(struct.PyTreeNode):
@@ -50,6 +52,8 @@ class RobotEnv:
 
     Raises ConfigError, with the key, for a model or a term that cannot be used, before anything compiles.
     """
+
+    course: jax.Array | None = None  # velocities asked for in turn, [parts, 3]; None: random ones, as in training
 
     def __init__(self, path: str, task: TaskConfig, impl: str | None = None):
         self.task = task
@@ -98,12 +102,33 @@ class RobotEnv:
     @property
     def header(self) -> list[tuple[str, str]]:
         """Lines about the task that a run prints before it trains, as names and values."""
-        rows = []
-        for name, function in self.lists.commands.items():
-            if self.task.commands[name].path(name) == "velocity":
-                ranges = terms.arguments(terms.with_grown(function, INT32_MAX))
-                rows.append(("command", commands.text(*commands.velocity_ranges(self.robot, **ranges))))
-        return rows
+        ranges = self.velocities
+        return [] if ranges is None else [("command", commands.text(*ranges))]
+
+    @property
+    def velocities(self) -> tuple[jax.Array, jax.Array] | None:
+        """The least and the greatest velocities of the command `velocity`, `[3]`; None without this command."""
+        function = self.lists.commands.get("velocity")
+        if function is None or self.task.commands["velocity"].path("velocity") != "velocity":
+            return None
+        return commands.velocity_ranges(self.robot, **terms.arguments(terms.with_grown(function, INT32_MAX)))
+
+    def on_course(self) -> RobotEnv:
+        """A copy that asks for the same velocities in every episode, so that films can be compared.
+
+        The robot stands, goes forward, turns, goes sideways and backwards, as far as its range of commands has them.
+        """
+        copied = copy.copy(self)
+        if (ranges := self.velocities) is not None:
+            low, high = (jnp.diag(_SHARE_OF_RANGE * x) for x in ranges)
+            parts = [part for part in (high[0], high[2], high[1], low[0]) if part.any()]
+            copied.course = jnp.stack([jnp.zeros(3), *parts])
+        return copied
+
+    def motion(self, state: State) -> tuple[jax.Array, jax.Array]:
+        """Velocity forward and sideways and turning rate, `[3]`: as commanded, and as the root body moves."""
+        linear, angular = self.robot.linear_velocity(state.data), self.robot.angular_velocity(state.data)
+        return state.info[MEMORY].command["velocity"], jnp.stack([linear[0], linear[1], angular[2]])
 
     @property
     def policy_parts(self) -> list[Part]:
@@ -171,7 +196,7 @@ class RobotEnv:
             lags={},
             trained=trained,
         )
-        return memory
+        return self._on_course(memory)
 
     def _drawn(self, name: str, key: jax.Array, trained: jax.Array | int) -> jax.Array:
         command = terms.with_grown(self.lists.commands[name], trained)
@@ -223,7 +248,13 @@ class RobotEnv:
                 continue
             drawn = self._drawn(name, key, memory.trained)
             command[name] = jnp.where(due, drawn, command[name])
-        return memory.replace(rng=rng, command=command)
+        return self._on_course(memory.replace(rng=rng, command=command))
+
+    def _on_course(self, memory: Memory) -> Memory:
+        if self.course is None:
+            return memory
+        part = jnp.mod(memory.steps * self.dt // _SECONDS_A_PART, len(self.course)).astype(int)
+        return memory.replace(command={**memory.command, "velocity": self.course[part]})
 
     def _observe(
         self, data: PyTree, memory: Memory, action: jax.Array, first: bool = False

@@ -29,8 +29,8 @@ from rlstable.policy.evaluator import (
     returns_of,
     snapshot_of,
 )
+from rlstable.render.episode import RecordedEpisodes
 from rlstable.render.page import page
-from rlstable.render.recording import RecordedEpisodes
 from rlstable.runner.seed import Seed
 from rlstable.supervise.memory import OutOfMemory
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason

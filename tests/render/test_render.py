@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import math
@@ -23,9 +24,10 @@ from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
 from rlstable.render import film
 from rlstable.render.__main__ import main
+from rlstable.render.episode import RecordedEpisodes, Recording
 from rlstable.render.framing import VIEW_ANGLE, Framing, frame_episode
 from rlstable.render.page import page
-from rlstable.render.recording import RecordedEpisodes, Recording, best_median_worst, record, record_random
+from rlstable.render.recording import best_median_worst, record, record_random
 from rlstable.render.scene import followed_body, make_scene, poses
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -300,6 +302,18 @@ def test_robot_is_drawn_with_random_actions_before_any_training(here: Path, caps
     assert page["file"] == "runs/random/robot_reach/episodes.html"
     assert [one["episode"] for one in page["episodes"]] == ["best", "median", "worst"]
     assert "robot_reach, native, random actions" in (here / page["file"]).read_text()
+
+
+def test_velocity_task_is_recorded_with_commands_and_velocities_on_its_course() -> None:
+    words = ["env=robot_velocity", f"env.xml={ARM.with_name('quadruped.xml')}", *SIZES]
+    recorded = record_random(compose(words), 2)
+    for one in recorded.recordings:
+        assert one.motion is not None and one.motion.shape == (2, len(one.positions), 3)
+        assert not one.motion[0].any() and one.motion[1, 1:].any()  # two seconds of standing come first
+        assert one.start(0.1, recorded.seconds).motion.shape == (2, 6, 3)
+    (episode, _) = json.loads(re.search(r'id="data">(.*?)</script>', page(recorded), re.S)[1])["episodes"]
+    read = np.frombuffer(base64.b64decode(episode["motion"]), np.float32).reshape(2, -1, 3)
+    np.testing.assert_array_equal(read, recorded.recordings[0].motion)
 
 
 def test_seed_decides_the_random_actions() -> None:

@@ -18,8 +18,8 @@ from browser import DESKTOP, PHONE, opened
 from commands import exit_code
 from toys import GUARDS_OFF
 
+from rlstable.render.episode import RecordedEpisodes, Recording
 from rlstable.render.page import page as page_of_episodes
-from rlstable.render.recording import RecordedEpisodes, Recording
 from rlstable.report import panels
 from rlstable.report.__main__ import main
 from rlstable.report.episodes import episodes, recordings

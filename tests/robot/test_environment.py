@@ -205,6 +205,26 @@ def test_home_reset_is_home_within_its_noise() -> None:
     assert apart[:7].max() < 1e-6 and 0 < apart[7:].max() <= 0.1 + 1e-6
 
 
+def test_course_asks_for_the_same_velocities_in_every_episode_and_leaves_training_as_it_is() -> None:
+    env = programs("robot_velocity", "quadruped")[0]
+    low, high = env.velocities
+    course = env.on_course()
+    step, asked = jax.jit(course.step), []
+    for seed, steps in ((0, 0), (1, 99), (2, 199), (3, 299), (4, 399), (5, 499)):
+        state = course.reset(jax.random.PRNGKey(seed))
+        memory = state.info[MEMORY].replace(steps=jnp.float32(steps))
+        state = step(state.replace(info={**state.info, MEMORY: memory}), jnp.zeros(env.action_size))
+        command, moved = course.motion(state)
+        np.testing.assert_array_equal(command, state.obs["state"][-3:])  # as the policy sees it
+        assert moved.shape == (3,)
+        asked.append(command)
+    forward, sideways, turn = np.diag(0.8 * high)
+    expected = [np.zeros(3), forward, turn, sideways, np.diag(0.8 * low)[0], np.zeros(3)]  # and again from the start
+    np.testing.assert_allclose(asked, expected, rtol=1e-6)
+    assert env.course is None and course is not env
+    assert float(jnp.abs(env.reset(jax.random.PRNGKey(0)).info[MEMORY].command["velocity"]).max()) > 0
+
+
 def test_training_can_use_every_ready_task() -> None:
     for task, model in (("robot_stand", "hopper"), ("robot_reach", "arm")):
         check(programs(task, model)[0], task)
