@@ -126,6 +126,15 @@ def no_best(jobs: Sequence[Job], settings: Sequence[Setting]) -> str:
     return ""
 
 
+def not_told_apart(settings: Sequence[Setting]) -> list[Setting]:
+    """Settings whose interval reaches that of the best one; a single seed has no interval, and tells nothing apart."""
+    best = settings[0].iqm
+    if best is None:
+        return []
+    others = [(setting, setting.iqm) for setting in settings[1:] if setting.iqm is not None]
+    return [x for x, own in others if best.low is None or own.high is None or own.high >= best.low]
+
+
 def interval(found: Estimate | None) -> str:
     """The interval of an estimate as text, such as `[6.0, 10.0]`; a dash for a single value."""
     return "–" if found is None or found.low is None else f"[{found.low:,.1f}, {found.high:,.1f}]"

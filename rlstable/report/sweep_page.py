@@ -11,7 +11,7 @@ from urllib.parse import quote
 from rlstable.report.chart import Line, chart, mean_of
 from rlstable.report.markup import COLOURS, coloured_ending, document, number, swatch, table, text
 from rlstable.report.run_record import RETURN
-from rlstable.report.sweep import Job, Setting, Values, interval, no_best, settings_of, varied_keys
+from rlstable.report.sweep import Job, Setting, Values, interval, no_best, not_told_apart, settings_of, varied_keys
 
 
 def sweep_page(folder: Path, jobs: Sequence[Job], page_folder: Path | None = None) -> str:
@@ -46,11 +46,18 @@ def _best(jobs: Sequence[Job], settings: Sequence[Setting], varied: Sequence[str
     without = len(best.jobs) - len(best.scores)
     left_out = f"; {_counted(without, 'run')} without a return" if without else ""
     name = _words(best.label(varied)) if varied else "the only setting"
+    alike = not_told_apart(settings)
+    title, tie = "Best setting", ""
+    if alike:
+        title, tie = (
+            "Highest return",
+            f"<p>A tie with {_counted(len(alike), 'other setting')}: more seeds tell them apart.</p>",
+        )
     return (
-        f'<section class="card best"><p class="faint">Best setting</p><p class="name">{name}</p>'
+        f'<section class="card best"><p class="faint">{title}</p><p class="name">{name}</p>'
         f"<p>Return <strong>{number(best.iqm and best.iqm.value)}</strong>, 95 % interval <strong>{interval(best.iqm)}"
         f"</strong>: interquartile mean over {_counted(len(best.scores), 'seed')}{left_out}.</p>"
-        f"<pre>{text(best.command)}</pre></section>"
+        f"{tie}<pre>{text(best.command)}</pre></section>"
     )
 
 

@@ -46,13 +46,13 @@ class SweepSummary(Callback):
             table.add_row(*map(Text, (folder.name, overrides, *map(_cell, cells))))
         console = Console(width=None if sys.stdout.isatty() else 140)
         console.print(table)
-        for line in (*_best(sweep_dir), f"compare them  {command('report', sweep_dir, 'sweep=')}"):
+        for line in (*_best(sweep_dir), *_page(sweep_dir)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _best(sweep_dir: Path) -> list[str]:
     """The lines about the best setting; none if there is only one setting."""
-    from rlstable.report.sweep import interval, no_best, read_sweep, settings_of, varied_keys
+    from rlstable.report.sweep import interval, no_best, not_told_apart, read_sweep, settings_of, varied_keys
 
     try:
         settings = settings_of(jobs := read_sweep(sweep_dir))
@@ -64,10 +64,21 @@ def _best(sweep_dir: Path) -> list[str]:
     if why_not or best.iqm is None:
         return [why_not]
     found = f"{best.iqm.value:,.1f} {interval(best.iqm)}".removesuffix(" –")
-    return [
-        f"best setting  {best.label(varied)}: return {found}",
-        f"train it      {best.command}",
-    ]
+    lines = [f"best setting  {best.label(varied)}: return {found}", f"train it      {best.command}"]
+    if alike := len(not_told_apart(settings)):
+        tie = f"a tie with {alike} other setting{'s' * (alike > 1)}; more seeds tell them apart"
+        lines[0] = f"highest       {best.label(varied)}: return {found}, {tie}"
+    return lines
+
+
+def _page(sweep_dir: Path) -> list[str]:
+    """Writes the page of the sweep, and returns the line that names it."""
+    from rlstable.report.__main__ import ReportOptions, write
+
+    try:
+        return [f"page          {write(ReportOptions(run=(), sweep=sweep_dir, out=None))}"]
+    except (ConfigError, OSError) as error:  # the runs are trained all the same
+        return [f"no page       {error}; {command('report', sweep_dir, 'sweep=')}"]
 
 
 def _cell(value: object) -> str:

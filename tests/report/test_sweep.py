@@ -106,7 +106,7 @@ def test_sweep_summary_shows_overrides_unchanged_and_survives_damaged_results(
     for words in ("supervise.recovery.remedies=[a,b]", "x=[/a]", "[bold]", "1,234", "5.2"):
         assert words in said
     assert SweepSummary.exit_codes == [0, 0, 1, 1]
-    assert said.splitlines()[-1].endswith(f"sweep={folder}'")
+    assert said.splitlines()[-1] == f"page          {folder / 'report.html'}"
 
 
 def summary_of(sweep: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -114,15 +114,34 @@ def summary_of(sweep: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_sweep_summary_ends_with_the_commands_that_train_the_best_setting_and_compare_all(
+def test_sweep_summary_ends_with_the_command_that_trains_the_best_setting_and_writes_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, (rate, best) in enumerate((("1", 5.0), ("[2]", 7.0), ("3", None))):
         add_result(tmp_path / str(number), [f"a={rate}", "env=ant"], best, "completed" if best else "error")
-    best, train, compare = summary_of(tmp_path, capsys).splitlines()[-3:]
-    assert best == "best setting  a=[2]: return 7.0"
+    best, train, page = summary_of(tmp_path, capsys).splitlines()[-3:]
+    assert best == "highest       a=[2]: return 7.0, a tie with 1 other setting; more seeds tell them apart"
     assert train.startswith("train it      ") and train.endswith(" -m rlstable.train 'a=[2]' env=ant")
-    assert compare.startswith("compare them  ") and compare.endswith(f"rlstable.report sweep={tmp_path}")
+    assert page == f"page          {tmp_path / 'report.html'}"
+    assert "A tie with 1 other setting" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("returns, best", [((7.0, 7.1, 7.2), True), ((6.0, 7.0, 8.0), False)])
+def test_setting_is_the_best_if_the_intervals_of_its_seeds_are_above_those_of_others(
+    returns: tuple[float, ...], best: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, value in enumerate((5.9, 6.0, 6.3, *returns)):
+        add_result(tmp_path / str(number), [f"a={number // 3}", f"seed={number % 3}"], value)
+    assert ("best setting  a=1" in summary_of(tmp_path, capsys)) is best
+
+
+def test_page_of_somebody_else_in_the_folder_of_a_sweep_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_result(tmp_path / "0", ["a=1"], 5.0)
+    (tmp_path / "report.html").write_text("mine")
+    assert "no page       out: " in summary_of(tmp_path, capsys)
+    assert (tmp_path / "report.html").read_text() == "mine"
 
 
 def test_sweep_summary_names_no_best_setting_if_a_run_was_interrupted(
