@@ -35,6 +35,8 @@ from rlstable.supervise.stop_reasons import StopReason
 # The score of a job without a return: finite, because sweepers reject inf and nan, and below every useful return.
 WORST_SCORE = -1e9
 
+_HELP = {"--help=all": ("--help", "hydra.help.footer='$CONFIG'")}  # Hydra puts the values into its template
+
 # Stop reason of a signal that stopped one job of a sweep; the remaining jobs stop too.
 _stopped_by_signal: list[StopReason] = []
 
@@ -55,7 +57,7 @@ def main() -> None:
         return score
 
     try:
-        sys.argv[1:] = prepared(sys.argv[1:])
+        sys.argv[1:] = prepared([new for word in sys.argv[1:] for new in _HELP.get(word, (word,))])
         job()
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         cause = error if isinstance(error, ConfigError) else error.__cause__

@@ -65,6 +65,9 @@ def test_help_and_cfg_job_print_recipes_and_configuration_without_a_run_folder(
     printed = capsys.readouterr().out
     assert "python -m rlstable.train env=humanoid" in printed
     assert "env: ant, fast, gymnasium, halfcheetah, hopper" in printed
+    assert len(printed.splitlines()) <= 40 and "--help=all lists all keys" in printed
+    assert run("--help=all", "env=ant") == 0
+    assert "  learning_rate_schedule_max_lr: 0.01\n" in capsys.readouterr().out
     assert run("env=ant", "ppo=ant", "guards=strict", "--cfg", "job") == 0
     composed = yaml.safe_load(capsys.readouterr().out)
     assert composed["env"]["name"] == "ant"

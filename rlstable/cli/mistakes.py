@@ -107,5 +107,6 @@ def reject_unknown_flags(words: Sequence[str]) -> None:
         meant = " or ".join(f"{key}={value or '<value>'}" for key in keys[:3])
         raise ConfigError(f"cannot read {flag!r}: write {meant}")
     raise ConfigError(
-        f"unknown flag {flag!r}; settings are written key=value, and the flags are --multirun, --cfg job and --help"
+        f"unknown flag {flag!r}; settings are written key=value, and the flags are --multirun, --cfg job, --help and "
+        "--help=all"
     )
