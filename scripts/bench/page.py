@@ -6,18 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from scripts import pages, results
-from scripts.bench.tasks import FIRST, MEASURES, SIDES, THRESHOLD
+from scripts.bench.tasks import MEASURES, SIDES
 from scripts.results import Row
 
 LABELS = {"ours": "rlstable", "brax": "Brax PPO", "sb3": "SB3 PPO", "sbx": "SBX PPO"}
 COSTS = "what it costs"
-COST_LABELS = {
-    ("ours", ""): "rlstable",
-    ("brax", ""): "Brax PPO, our recipe",
-    ("brax", "published"): "Brax PPO, published settings",
-    ("sb3", ""): "SB3 PPO, Gymnasium's pendulum",
-    ("sbx", ""): "SBX PPO, Gymnasium's pendulum",
-}
+COMPARED = ("hopper", "halfcheetah", "ant")
 Cells = list[tuple[str, ...]]
 
 
@@ -116,7 +110,7 @@ def part(rows: Sequence[Row], measure: str) -> str:
 
 
 def write(rows: Sequence[Row], page: Path, readme: Path) -> None:
-    """Replaces the parts that have rows, and the README's table if a sitting has all of its sides."""
+    """Replaces the parts that have rows, and the README's table if a task has all of its sides."""
     rows = [row for row in rows if row.get("sitting")]
     parts = {}
     for platform in sorted({row["device"]["platform"] for row in rows}):
@@ -131,20 +125,30 @@ def write(rows: Sequence[Row], page: Path, readme: Path) -> None:
 
 
 def costs(rows: Sequence[Row]) -> str:
-    """Returns the README's paragraph and table from the newest sitting that has every side; empty without one."""
-    own = results.matching(rows, measure="threshold", task=FIRST)
-    sittings = {row["sitting"]: sides_of(results.matching(own, sitting=row["sitting"])) for row in own}
-    whole = {name: by for name, by in sittings.items() if all((*key, False) in by for key in COST_LABELS)}
-    if not whole:
+    """Returns the README's paragraph and table, of tasks whose newest sitting has every side; empty without a task."""
+    lines, devices, least = [], [], []
+    for task in COMPARED:
+        own = results.matching(rows, measure="threshold", task=task, warm=False)
+        if not own:
+            continue
+        by = sides_of(results.matching(own, sitting=max(row["sitting"] for row in own)))
+        fastest = []
+        for side in LABELS:
+            cases = [times(found) for (name, _, _), found in by.items() if name == side]
+            if cases:
+                seconds, ran = min(cases, key=lambda case: median(case[0]) or math.inf)
+                fastest.append(spread(seconds, ran))
+        if len(fastest) == len(LABELS):
+            (goal,) = {row["threshold"] for row in own}
+            lines.append((f"{task}, {goal:,.0f}", *fastest))
+            devices.append(own[-1]["device"])
+    if not lines:
         return ""
-    sitting, lines = max(whole), []
-    by = whole[sitting]
-    for (side, case), text in COST_LABELS.items():
-        both = [times(by.get((side, case, warm), [])) for warm in (False, True)]
-        lines.append((text, *(spread([median(seconds)], least) for seconds, least in both)))
-    device = by["ours", "", False][0]["device"]
-    goal = f"{THRESHOLD[FIRST].threshold:,.0f} on the inverted pendulum"
-    text = f"""Seconds from Enter to a return of {goal}, with imports,
-compiling and evaluations: medians on {device["kind"]} with {device["cpus"]} CPUs, {sitting[:10]}.
-`make race MINUTES=90` measures this table, and [docs/benchmarks.md](docs/benchmarks.md) has the rest."""
-    return "\n".join([text, "", *pages.table(("side", "first start", "later start"), lines)])
+    for task in MEASURES["guards"]:
+        measured = [row for row in results.matching(rows, measure="guards", task=task) if row["device"] == devices[0]]
+        least += [100 * (1 - row["ratio"]) for row in measured if row["sitting"] == measured[-1]["sitting"]]
+    cost = f"; guards take {min(least):.0f} to {max(least):.0f} % of the speed of training" if least else ""
+    machine = f"{devices[0]['kind']} with {devices[0]['cpus']} CPUs"
+    text = f"""Seconds from Enter to an evaluated return, with imports and compiling, on {machine}{cost}.
+A rival's time is that of its fastest settings ([benchmarks](docs/benchmarks.md)); `make race` measures again."""
+    return "\n".join([text, "", *pages.table(("task, return", *LABELS.values()), lines)])

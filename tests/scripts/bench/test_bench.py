@@ -244,9 +244,11 @@ def measured(measure: str, side: str, **more: Any) -> dict[str, Any]:
 def test_readme_needs_every_side_in_one_sitting(tmp_path: Path) -> None:
     readme, before = tmp_path / "README.md", "# a\n\n<!-- what it costs -->\n\nold\n\n<!-- end of what it costs -->\n"
     readme.write_text(before)
-    rows = [measured("threshold", side, case=case) for side, case in page.COST_LABELS]
-    page.write(rows[1:], tmp_path / "page.md", readme)
+    rows = [measured("threshold", side, task="ant") for side in page.LABELS]
+    rows += [measured("threshold", "brax", task="ant", case="published", seconds=7.0)]
+    rows += [measured("threshold", "ours", task="ant", seconds=seconds) for seconds in (5.0, 6.0)]
+    page.write(rows[1:5], tmp_path / "page.md", readme)
     assert readme.read_text() == before
     page.write(rows, tmp_path / "page.md", readme)
     text = readme.read_text()
-    assert "| SB3 PPO, Gymnasium's pendulum | 8.00 |  |" in text and "old" not in text
+    assert "| ant, 950 | 6.00 [5.00, 8.00] | 7.00 | 8.00 | 8.00 |" in text and "old" not in text
