@@ -33,7 +33,7 @@ def episodes(records: Sequence[RunRecord]) -> str:
     if not lists:
         return ""
     newest = _embedded(found[0][0], base) if len(records) == 1 else ""
-    return f'<h2>Episodes</h2><ul class="episodes">{"".join(lists)}</ul>{newest}'
+    return f'<h2 id="episodes">Episodes</h2><ul class="episodes">{"".join(lists)}</ul>{newest}'
 
 
 def recordings(run_dir: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason
 
-COLOURS = 8
+COLOURS = 12
 REFRESH_SECONDS = 30  # between two pages of a run that has not ended
 
 

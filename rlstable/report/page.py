@@ -35,6 +35,7 @@ def page(records: Sequence[RunRecord], refresh: bool = False) -> str:
     parts = [
         f"<h1>{text(title)}</h1>",
         f'<p class="sub">{_subtitle(records)}</p>',
+        '<p><a href="#episodes">Watch its episodes</a></p>' if episodes(records) else "",
         CONTROLS,
         figure(PANELS[0], records, of_seeds),
         _summary(records) if len(records) > 1 else _facts_of_one(records[0]),
@@ -173,6 +174,8 @@ def _next_commands(records: Sequence[RunRecord]) -> str:
     if len(records) > 1 or ruined or record.result is None or not (record.folder / "checkpoints").is_dir():
         return ""
     commands = [command(name, record.folder, "run=") for name in ("evaluate", "render", "export")]
+    if record.settings.get("env.source") == "robot":
+        commands.append(command("play", record.folder / "export" / "policy.onnx") + " --video walk.mp4")
     commands.append(command("train", record.folder, "resume=") + " total_steps=<more>")
     return f'<h2>Next</h2><pre class="card scroll">{text(chr(10).join(commands))}</pre>'
 

@@ -80,8 +80,9 @@ def _by_term(records: Sequence[RunRecord]) -> list[Panel]:
     """The chart of the terms of the reward, if the environment reports them; of one run only."""
     if len(records) > 1:
         return []
-    found = sorted({key for row in records[0].rows for key in row if key.startswith(_TERM)})
-    terms = {key.removeprefix(_TERM): key for key in found}
+    found = {key for row in records[0].rows for key in row if key.startswith(_TERM)}
+    greatest = sorted(found, key=lambda key: (-abs(records[0].last(key) or 0.0), key))
+    terms = {key.removeprefix(_TERM): key for key in greatest}
     return [Panel(_BY_TERM, "mean sum over an episode in training", terms, alike=True)] if terms else []
 
 
@@ -111,7 +112,8 @@ def _legend(lines: Sequence[Line]) -> str:
     named = [line for line in lines if not line.thin]
     if len(lines) < 2:
         return ""
-    entries = [f'<i class="key b{line.colour}{" dash" * line.dashed}"></i>{text(line.name)}' for line in named]
+    key = '<span class="word"><i class="key b{}{}"></i>{}</span>'
+    entries = [key.format(line.colour, " dash" * line.dashed, text(line.name)) for line in named]
     entries += ["thin: one seed each"] if len(named) < len(lines) else []
     return f'<span class="legend">{" &ensp; ".join(entries)}</span>'
 

@@ -156,12 +156,12 @@ def test_interval_in_the_report_leaves_out_aborted_episodes() -> None:
     np.testing.assert_allclose(line.band[1] - line.y, half, rtol=1e-3)
 
 
-def test_report_of_one_run_draws_each_term_of_the_reward() -> None:
-    rows = [{"step": step, "episode/reward/upright": 5.0, "episode/reward/energy": -1.0} for step in (10, 20)]
+def test_report_of_one_run_draws_each_term_of_the_reward_the_greatest_first() -> None:
+    rows = [{"step": step, "episode/reward/energy": 1.0, "episode/reward/upright": -5.0} for step in (10, 20)]
     story = RunRecord(Path("run"), {}, rows, [], None, {}, 0)
     [panel] = panels._by_term([story])
     lines = panels._lines(panel, story, 0, 1)
-    assert [(line.name, line.dashed) for line in lines] == [("energy", False), ("upright", False)]
+    assert [(line.name, line.dashed) for line in lines] == [("upright", False), ("energy", False)]
     assert "Reward by term" in panels.curves([story], False)
     assert panels._by_term([story, story]) == []
 
@@ -238,6 +238,7 @@ def test_pages_of_render_come_first_and_then_the_newest_recordings(record: RunRe
     write(record, "900.html", "episodes.html", "10000.html", "64.html")
     assert [path.stem for path in recordings(record.folder)] == ["episodes", "10000", "900", "64"]
     text = episodes([record])
+    assert '<a href="#episodes">' in page([record]) and '<h2 id="episodes">' in text
     assert '<a href="episodes/10000.html">step 10,000</a>, <a href="episodes/900.html">step 900</a>' in text
     assert "older" not in text
 
@@ -253,6 +254,7 @@ def test_browser_shows_the_newest_episode_inside_the_report(record: RunRecord) -
     with opened(report, DESKTOP) as found:
         assert found.requests == []  # not before the user looks
         assert found.page.locator("iframe").get_attribute("sandbox") == "allow-scripts"
+        found.page.get_by_role("link", name="Watch its episodes").click()
         found.page.get_by_text("watch step 64").click()
         frame = found.page.frame_locator("iframe")
         frame.locator("#numbers", has_text="return").wait_for()
