@@ -36,7 +36,8 @@ class Console:
 
     With the mode `auto` on a terminal or in a notebook, a bar below the lines shows the progress. Else
     training has a line every `interval` seconds at most. Long work (`with working(what, expected):`) one every
-    `patience` seconds, and each evaluation one. Trips of one guard within the interval are summed up in one line. If a
+    `patience` seconds, and each evaluation one. Returns in training are shown from the step `whole_from` on: the first
+    episodes to end are the short ones. Trips of one guard within the interval are summed up in one line. If a
     pipe or terminal is closed, the run continues and nothing more is shown.
     """
 
@@ -45,6 +46,7 @@ class Console:
         mode: Literal["auto", "lines", "off"],
         total_steps: int,
         *,
+        whole_from: int = 0,
         interval: float = 5.0,
         patience: float = 20.0,
         stream: TextIO | None = None,
@@ -56,7 +58,7 @@ class Console:
         self._bar = "" if live else None  # the bar that is shown; None for lines only
         self._drawn = -math.inf  # seconds
         self._stream = stream
-        self._total = total_steps
+        self._total, self._whole_from = total_steps, whole_from
         self._step = 0
         self._sps: float | None = None  # environment steps per second of training; None is unknown
         self._training: float | None = None  # return of the latest training episodes that were whole
@@ -77,7 +79,8 @@ class Console:
             self._pace.clear()  # a rollback
         self._pace.append((now, step))
         self._step, self._sps = step, metrics.get("training/sps", self._sps)
-        self._training = metrics.get("episode/sum_reward", self._training)
+        if step >= self._whole_from:
+            self._training = metrics.get("episode/sum_reward", self._training)
         if evaluated:
             self._evaluated_at, self._return = step, metrics["eval/episode_reward"]
         elif self._evaluated_at is None:

@@ -84,7 +84,8 @@ class TrainingLoop:
             hosts.from_writer("run_dir", lambda: str(run_dir or default_run_dir(config.resume, config.env.name)))
         )
         shown = config.logging.console if hosts.is_writer() else "off"
-        self._console = Console(shown, config.total_steps)
+        whole_from = config.ppo.num_envs * config.env.training_length
+        self._console = Console(shown, config.total_steps, whole_from=whole_from)
         self.config = config = taken(config, self.run_dir, self._console.message)
         self._stop_request = StopRequest(
             self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time

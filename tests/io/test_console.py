@@ -165,6 +165,17 @@ def test_terminal_has_a_bar_below_the_lines_until_the_summary(monkeypatch: pytes
     assert stream.screen()[-3:] == ["! step 500  error: message x", "  stop reason  completed", ""]
 
 
+def test_return_in_training_waits_until_long_episodes_could_end() -> None:
+    clock, stream = Clock(), io.StringIO()
+    console = Console("lines", 1000, whole_from=200, stream=stream, clock=clock)
+    for step, value in ((100, 9.38), (200, 812.0)):
+        clock.now += 10
+        console.log(step, {"episode/sum_reward": value})
+    first, second = stream.getvalue().splitlines()
+    assert "in training" not in first and "return         --  " in first
+    assert "return     812.00" in second and second.endswith("in training")
+
+
 def test_console_of_lines_has_no_bar_on_a_terminal() -> None:
     stream = Terminal()
     Console("lines", 1000, stream=stream, clock=Clock()).log(100, {})

@@ -264,3 +264,11 @@ def test_browser_shows_the_newest_episode_inside_the_report(record: RunRecord) -
         with found.page.expect_navigation():
             found.page.get_by_role("link", name="step 64").click()
         found.page.locator("#numbers", has_text="return").wait_for()
+
+
+def test_next_commands_of_a_robot_play_its_exported_policy(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    ended, settings = {"stop_reason": "completed"}, {"env.source": "robot"}
+    robot, other = (page([RunRecord(tmp_path, own, [], [], ended, {}, 0)]) for own in (settings, {}))
+    assert f"rlstable.play {tmp_path}/export/policy.onnx --video walk.mp4" in robot
+    assert "rlstable.play" not in other
