@@ -23,7 +23,7 @@ APPS = (
 )  # fmt: skip
 BUDGETS = {"core": 6520, "run": 14_000, "apps": 10_460}
 OTHERS = {"scripts": 3430, "tests": 30_000}
-DOCS = 5311  # lines of Markdown
+DOCS = 5205  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:
