@@ -24,7 +24,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test playground newest slow survival glitch stability harm tasks learn bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test playground newest slow survival demo glitch stability harm tasks learn bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -49,6 +49,9 @@ slow: $(STAMP) ## Run the tests marked slow
 
 survival: $(STAMP) ## Train through every fault, beside Brax's PPO; hours on a CPU, goes on where it stopped
 	$(BIN)/python -m scripts.survival $(ARGS)
+
+demo: $(STAMP) ## Train and pack the policies of rlstable demo, or draw the README's films with ARGS=--films
+	$(BIN)/python -m scripts.demo $(ARGS)
 
 glitch: $(STAMP) ## Train with rewards that are wrong but finite, with default guards and none; hours on a CPU, resumes
 	$(BIN)/python -m scripts.glitch $(ARGS)

@@ -29,6 +29,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "demo": Command("rlstable.demo.__main__:main", "watch trained policies that come with the package"),
     "train": Command("rlstable.train:command", "train a policy: rlstable train env=ant ppo.learning_rate=1e-4"),
     "evaluate": Command("rlstable.evaluate:main", "play many episodes with a policy: returns with intervals"),
     "render": Command("rlstable.render.__main__:main", "draw episodes as a 3D page, or as films"),

@@ -18,12 +18,12 @@ CORE = (
     *(f"supervise/{name}.py" for name in ("recovery", "remedies", "return_watch", "snapshots", "stop_reasons")),
 )  # fmt: skip
 APPS = (
-    "brax_ppo", "doctor", "export", "gym", "play.py", "render", "replay", "report", "robot",
+    "brax_ppo", "demo", "doctor", "export", "gym", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6520, "run": 14_000, "apps": 10_460}
-OTHERS = {"scripts": 3430, "tests": 30_000}
-DOCS = 5205  # lines of Markdown
+BUDGETS = {"core": 6700, "run": 14_070, "apps": 10_800}
+OTHERS = {"scripts": 3600, "tests": 30_260}
+DOCS = 5120  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

@@ -30,8 +30,8 @@ def test_listing_has_one_line_per_command(capsys: pytest.CaptureFixture[str]) ->
         ("env=ant", "'env=ant' is no command; write rlstable train env=ant"),
         (
             "fly",
-            "unknown command 'fly'; allowed are train, evaluate, render, report, export, play, doctor, replay, "
-            "sweep-report, version",
+            "unknown command 'fly'; allowed are demo, train, evaluate, render, report, export, play, doctor, "
+            "replay, sweep-report, version",
         ),
     ],
 )

@@ -39,7 +39,7 @@ def test_lock_pins_every_dependency_within_its_range(python: str) -> None:
 
 
 @pytest.mark.slow
-def test_wheel_trains_from_any_folder(tmp_path: Path) -> None:
+def test_wheel_trains_and_shows_its_policies_from_any_folder(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True)
     (wheel,) = tmp_path.glob("rlstable-*.whl")
@@ -52,5 +52,12 @@ def test_wheel_trains_from_any_folder(tmp_path: Path) -> None:
     where = [sys.executable, "-c", "import rlstable; print(rlstable.__file__)"]
     found = subprocess.run(where, check=True, cwd=folder, env=environment, capture_output=True, text=True)
     assert found.stdout.startswith(str(site))
-    subprocess.run([sys.executable, "-m", "rlstable.train", *TINY], check=True, cwd=folder, env=environment)
+    for words in (
+        ["train", *TINY],
+        ["demo"],
+        ["doctor", "env=inverted_pendulum", "--no-compile"],
+        ["evaluate", "run=run"],
+    ):
+        subprocess.run([sys.executable, "-m", "rlstable", *words], check=True, cwd=folder, env=environment)
     assert json.loads((folder / "run" / "result.json").read_text())["stop_reason"] == "completed"
+    assert {path.stem for path in (folder / "runs" / "demo").iterdir()} == {"halfcheetah", "humanoid", "quadruped"}

@@ -30,7 +30,23 @@ _WRITTEN = (
 _CONFIRMED = "confirmed_"
 _SEED = "seed-"  # prefix of the folders of seeds that train together
 _RESERVE = ".reserve"
+_DEMOS = Path(__file__).parents[1] / "demo"
 _RESERVED = 128 * 1024  # bytes, for result.json and report.html
+
+
+def demos() -> list[str]:
+    """Names of the policies that come with the package."""
+    return sorted(path.parent.name for path in _DEMOS.glob("*/overrides.json"))
+
+
+def located(folder: str | Path) -> Path:
+    """The run folder that a user names; `demo:<name>` is a policy of the package, a `ConfigError` if it has none."""
+    kind, _, name = str(folder).partition(":")
+    if kind != "demo":
+        return expand_home(folder)
+    if name not in demos():
+        raise ConfigError(f"run_dir: there is no policy {folder}; there are {', '.join(f'demo:{x}' for x in demos())}")
+    return _DEMOS / name
 
 
 def default_run_dir(resume: str | None, env_name: str) -> str:

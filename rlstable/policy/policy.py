@@ -15,13 +15,13 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
-from rlstable.config.schema import expand_home, first_line, validate
+from rlstable.config.schema import first_line, validate
 from rlstable.device.counter import WideCounter
 from rlstable.device.trees import Observation, Params, PyTree
 from rlstable.guards.base import select
 from rlstable.guards.inference import ActionContext, InferenceGuard
 from rlstable.io.checkpoint import restore_policy
-from rlstable.io.run_folder import require_one_seed
+from rlstable.io.run_folder import located, require_one_seed
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
@@ -232,7 +232,7 @@ def load_policy(
     """Loads the policy of a run.
 
     Args:
-        run_dir: The run folder.
+        run_dir: The run folder, or `demo:<name>` for a policy of the package, such as `demo:humanoid`.
         which: `best`, `latest`, or the number of a checkpoint. `best` is the policy confirmed at the end of the run,
             else the best policy by a single evaluation, else the latest. If the best or latest checkpoint is damaged,
             the next best or the previous one is loaded, with a warning.
@@ -242,7 +242,7 @@ def load_policy(
         ConfigError: The run or checkpoint does not exist, or was written by another version.
         ValueError: `safe_action` does not fit the action.
     """
-    run_dir = expand_home(run_dir)
+    run_dir = located(run_dir)
     require_one_seed(run_dir)
     arrays, host = restore_policy(run_dir / "checkpoints", which)
     spec: Mapping[str, Any] | None = host.get("policy")

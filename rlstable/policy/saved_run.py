@@ -63,10 +63,10 @@ def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> 
             f"run: {folder} has no checkpoint; the run ended before its first save, or had checkpoint=off"
         )
     policy = load_policy(folder, which)
-    return SavedRun(folder, _as_trained(config, policy.host), policy, trust)
+    return SavedRun(folder, as_trained(config, policy.host), policy, trust)
 
 
-def _as_trained(config: Config, host: Mapping[str, Any]) -> Config:
+def as_trained(config: Config, host: Mapping[str, Any]) -> Config:
     """The configuration with the precision level and the backend that the policy's checkpoint names."""
     precision = config.precision.model_copy(update=dict(zip(Level._fields, host.get("level", ()), strict=False)))
     auto = config.env.backend == "auto" and host.get("backend")

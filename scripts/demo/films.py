@@ -1,0 +1,83 @@
+"""The README's moving pictures: the packed policies, and one fault with and without guards."""
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import imageio_ffmpeg
+import matplotlib.pyplot as plt
+from PIL import Image
+
+from rlstable.demo.__main__ import unpacked
+from rlstable.io.run_folder import located
+from rlstable.render.film import write_film
+from scripts.process import ROOT, environment
+
+FILMED = {"quadruped": 10.0, "humanoid": 5.0}  # seconds
+SIZE, EVERY = (320, 240), 2  # pixels, and the share of a film's 30 frames per second
+FAULT = [
+    "env=inverted_pendulum", "fault.site=physics", "fault.start=10", "total_steps=61440", "eval.num_evals=16",
+    "eval.num_envs=16", "eval.target_return=null", "logging=quiet", "checkpoint=off",
+]  # fmt: skip
+SIDES = {"guards=off": ["guards=off", "supervise=off"], "guards=default": ["guards=default"]}
+COLOURS = {"guards=off": "tab:red", "guards=default": "tab:green"}
+_FRAMES, _LAST = 40, 20  # of the curves, and repetitions of the last frame
+
+
+def save(frames: Iterable[Image.Image], path: Path, milliseconds: int) -> None:
+    first, *others = frames
+    path.parent.mkdir(exist_ok=True)
+    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=50, method=6)
+
+
+def of_policy(name: str, seconds: float, path: Path) -> None:
+    recorded = unpacked(located(f"demo:{name}"))
+    with tempfile.TemporaryDirectory() as folder:
+        film = Path(folder, "film.mp4")
+        write_film(recorded, recorded.recordings[0].start(seconds, recorded.seconds), film, *SIZE)
+        read = imageio_ffmpeg.read_frames(str(film))
+        next(read)
+        frames = [Image.frombytes("RGB", SIZE, frame) for frame in list(read)[::EVERY]]
+    save(frames, path, round(1000 * EVERY / 30))
+
+
+def curve(words: Sequence[str]) -> list[tuple[int, float | None]]:
+    """The evaluations of a training: steps, and the return, None for NaN."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "rlstable.train", *FAULT, *words, f"hydra.run.dir={folder}/run"]
+        subprocess.run(command, env=environment(PYTHONPATH=str(ROOT)), check=False)  # NaN ends the one without guards
+        rows = map(json.loads, Path(folder, "run", "metrics.jsonl").read_text().splitlines())
+        return [(row["step"], row["eval/episode_reward"]) for row in rows if "eval/episode_reward" in row]
+
+
+def of_fault(path: Path) -> None:
+    curves = {name: curve(words) for name, words in SIDES.items()}
+    last = max(step for found in curves.values() for step, _ in found)
+    frames = []
+    for n in [*range(_FRAMES + 1), *[_FRAMES] * _LAST]:
+        figure, axis = plt.subplots(figsize=(4, 3), dpi=80, constrained_layout=True)
+        for name, found in curves.items():
+            seen = [(step, value) for step, value in found if step <= n / _FRAMES * last]
+            sound, void = ([p for p in seen if (p[1] is None) is empty] for empty in (False, True))
+            axis.plot([s for s, _ in sound], [r for _, r in sound], color=COLOURS[name], label=name, lw=2)
+            axis.plot([step for step, _ in void], [0.0] * len(void), "x", color=COLOURS[name])
+            if void:
+                axis.annotate("NaN", (void[-1][0], 30), color=COLOURS[name], ha="right")
+        axis.set(xlim=(0, last * 1.02), ylim=(-40, 1080), xlabel="environment steps", ylabel="return")
+        axis.set_title("1 simulation in 1,000 explodes from step 20,000", fontsize="small")
+        axis.legend(loc="center right", frameon=False)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png")
+        plt.close(figure)
+        frames.append(Image.open(buffer).convert("RGB"))
+    save(frames, path, 100)
+
+
+def draw(folder: Path) -> None:
+    for name, seconds in FILMED.items():
+        of_policy(name, seconds, folder / f"{name}.webp")
+    of_fault(folder / "fault.webp")
