@@ -12,7 +12,7 @@ from rlstable.cli.compose import compose
 from rlstable.cli.selection import overrides_for
 from rlstable.config import ConfigError, recipes
 from rlstable.envs.objects import Environments
-from rlstable.guards.base import MoreGuards
+from rlstable.ppo.guards import MoreGuards
 from rlstable.runner.log import Callback
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.seeds import Result

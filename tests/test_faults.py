@@ -21,8 +21,8 @@ from rlstable.config.faults import FaultConfig
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
 from rlstable.faults import SITES
-from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.guards import env_guards
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.loop import TrainingLoop

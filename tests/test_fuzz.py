@@ -16,8 +16,8 @@ from toys import PointMass, State, compiled, finite, learnt, placed, tiny_config
 
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
-from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.guards import env_guards
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.rollout import Rollout
 from rlstable.ppo.state import Metrics, TrainState

@@ -17,10 +17,7 @@ from toys import PointMass, State
 import rlstable
 from rlstable.cli.compose import compose
 from rlstable.config.guards import GuardsConfig
-from rlstable.guards.batch import batch_guards
-from rlstable.guards.env import env_guards
-from rlstable.guards.state import state_guards
-from rlstable.guards.update import update_guards
+from rlstable.ppo.guards import batch_guards, env_guards, state_guards, update_guards
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

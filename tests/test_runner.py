@@ -15,8 +15,9 @@ from short_runs import short_config
 from toys import LIMITERS_OFF, assert_same
 
 from rlstable.config import Config, ConfigError
-from rlstable.device import hosts, sharding
+from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
+from rlstable.device.mesh import make_mesh
 from rlstable.device.precision import SINGLE
 from rlstable.io.run_folder import read_result, steps_in
 from rlstable.runner.loop import TrainingLoop
@@ -331,8 +332,8 @@ def test_programs_with_native_physics_are_dispatched_inline_from_before_jax_is_f
 ) -> None:
     """Both of training and of evaluations: with JAX's default dispatch they could deadlock."""
     order: list[str] = []
-    make_mesh = sharding.make_mesh
     monkeypatch.setattr("rlstable.runner.programs.disable_async_dispatch", lambda: order.append("inline"))
-    monkeypatch.setattr(sharding, "make_mesh", lambda count: order.append("devices") or make_mesh(count))
+    devices = lambda count: order.append("devices") or make_mesh(count)  # noqa: E731
+    monkeypatch.setattr("rlstable.runner.programs.make_mesh", devices)
     mesh_of(Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}}))
     assert order == ["inline"] * inline + ["devices"]

@@ -20,11 +20,12 @@ from rlstable.config import guards as guard_config
 from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
+from rlstable.device.mesh import make_mesh
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
-from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.diagnostics import loss_metrics
+from rlstable.ppo.guards import env_guards
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.loss import Loss
 from rlstable.ppo.networks import Networks
@@ -232,7 +233,7 @@ def loss_and_metrics(networks: Any, ppo: PPOConfig, limits: guard_config.Limiter
 @functools.cache
 def mesh(devices: int = 1) -> Any:
     """The first fake devices."""
-    return sharding.make_mesh(devices)
+    return make_mesh(devices)
 
 
 def compiled(ppo: PPO, devices: int = 1) -> Any:

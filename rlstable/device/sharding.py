@@ -9,49 +9,17 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rlstable.config import ConfigError
-from rlstable.config.extras import install
 from rlstable.device.trees import PyTree
 
 AXIS = "data"
 REPLICATED = PartitionSpec()
 SPLIT = PartitionSpec(AXIS)
-
-
-def make_mesh(count: int | None = None) -> Mesh:
-    """The mesh of the first `count` devices, or of all devices of all processes if None.
-
-    Raises:
-        ConfigError: There are fewer than `count` devices, or none of the platform that `JAX_PLATFORMS` names.
-    """
-    try:
-        devices = jax.devices()
-    except (AssertionError, RuntimeError):
-        platform = os.environ.get("JAX_PLATFORMS")
-        if not platform:
-            raise
-        raise ConfigError(
-            f"JAX_PLATFORMS: JAX finds no device for {platform!r} on this machine; unset it to train on the devices "
-            f"that JAX finds, or install JAX for it, such as {install('cuda12')}"
-        ) from None
-    if count is not None and count > len(devices):
-        raise ConfigError(
-            f"devices: {count} requested, but only {len(devices)} {devices[0].platform} available; "
-            f"{len(devices)} would fit"
-        )
-    return Mesh(np.array(devices[:count]), (AXIS,))
-
-
-def device_kind(mesh: Mesh) -> str:
-    """The vendor's name of the device type."""
-    return str(mesh.devices.flat[0].device_kind)
 
 
 def over_devices(
@@ -155,8 +123,11 @@ def _is_spec(x: object) -> bool:
 
 
 def device_count() -> int:
-    """Number of devices on the axis, inside `over_devices`."""
-    return jax.lax.axis_size(AXIS)
+    """Number of devices on the axis, inside `over_devices`; 1 elsewhere."""
+    try:
+        return jax.lax.axis_size(AXIS)
+    except NameError:  # outside of any `shard_map` with this axis
+        return 1
 
 
 def device_key(key: jax.Array) -> jax.Array:

@@ -16,7 +16,8 @@ from rlstable.compilation.xla import check_flags, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
 from rlstable.config.schema import first_line
-from rlstable.device import machine, sharding
+from rlstable.device import machine
+from rlstable.device.mesh import make_mesh
 from rlstable.device.mjx import uses_warp
 from rlstable.device.seed_devices import device_count_for
 from rlstable.doctor import robot as look
@@ -96,10 +97,10 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     with messages about the progress.
     """
     check_flags()
-    mesh = sharding.make_mesh(config.devices)
+    mesh = make_mesh(config.devices)
     if config.seeds > 1:  # each seed trains on one device
         device_count_for(config.seeds, mesh.size, config.devices)
-        mesh = sharding.make_mesh(1)
+        mesh = make_mesh(1)
     config.require_devices(mesh.size)
     not_cached = enable_program_cache(config.compile_cache)  # training then finds the programs compiled here
     if not_cached is not None:

@@ -6,14 +6,12 @@ A guard's fields are its configuration; its state is passed in and out. The site
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from rlstable.config.guards import GuardsConfig
-from rlstable.config.schema import ConfigError
 from rlstable.device.trees import PyTree
 
 GREATEST_NORM = 1e19  # the square, 1e38, is the largest power of ten in float32
@@ -60,29 +58,6 @@ class Guard(Protocol):
 
     def apply(self, ctx: Any, state: GuardState) -> Verdict:
         """Checks `ctx.value`."""
-
-
-AnyGuard = TypeVar("AnyGuard", bound=Guard)
-SITES = ("env", "batch", "update", "state")
-MoreGuards = Mapping[str, Mapping[str, Any]]  # by site and name
-
-
-def enabled(config: GuardsConfig, **kinds: Callable[..., AnyGuard]) -> dict[str, AnyGuard]:
-    """The enabled guards, each built from the other keys of the section with its name."""
-    sections = {name: getattr(config, name) for name in kinds}
-    return {name: kinds[name](**x.model_dump(exclude={"enabled"})) for name, x in sections.items() if x.enabled}
-
-
-def check_more(more: MoreGuards, taken: Collection[str]) -> None:
-    """Raises ConfigError if a site does not exist, or if one of `taken` or another guard has the same name."""
-    seen = set(taken)
-    for site, guards in more.items():
-        if site not in SITES:
-            raise ConfigError(f"more_guards: unknown site {site!r}; choose one of {', '.join(SITES)}")
-        for name in guards:
-            if name in seen:
-                raise ConfigError(f"more_guards: another guard has the name {name!r}; choose a different name")
-            seen.add(name)
 
 
 def fold(guards: Mapping[str, Guard], ctx: Any, states: Mapping[str, GuardState]) -> Verdict:
@@ -158,6 +133,15 @@ def norm_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.A
     """
     if limit is None:
         return all_finite(tree, batch_dims)
+    return _squared_norm(tree, batch_dims) <= min(limit, GREATEST_NORM) ** 2
+
+
+def norm_of(tree: PyTree) -> jax.Array:
+    """The Euclidean norm of all floats in `tree`, float32; infinite above 1.8e19, whose square is too large."""
+    return jnp.sqrt(_squared_norm(tree, 0))
+
+
+def _squared_norm(tree: PyTree, batch_dims: int) -> jax.Array:
     leaves = jax.tree.leaves(tree)
     # Arrays of one shape are added first, so one kernel reduces all of them.
     squares: dict[tuple[int, ...], jax.Array] = {}
@@ -168,7 +152,7 @@ def norm_within(tree: PyTree, limit: float | None, batch_dims: int = 0) -> jax.A
     total = jnp.zeros(leaves[0].shape[:batch_dims] if leaves else ())
     for square in squares.values():
         total += jnp.sum(square, axis=tuple(range(batch_dims, square.ndim)))
-    return total <= min(limit, GREATEST_NORM) ** 2
+    return total
 
 
 def _every(tree: PyTree, batch_dims: int, predicate: Callable[[jax.Array], jax.Array]) -> jax.Array:

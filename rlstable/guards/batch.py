@@ -8,10 +8,9 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.config.guards import GuardsConfig
 from rlstable.device.trees import PyTree
 from rlstable.guards import masked
-from rlstable.guards.base import Guard, GuardState, Verdict, count_first, enabled, norm_within, select
+from rlstable.guards.base import Guard, GuardState, Verdict, count_first, norm_within, select
 
 
 class BatchContext(NamedTuple):
@@ -64,8 +63,3 @@ class FiniteSamplesGuard(Guard):
             termination=jnp.where(bootstraps, data.termination, 0.0),
         )
         return Verdict(repaired, ok, state._replace(trips=state.trips + count_first(~fine & alive)))
-
-
-def batch_guards(config: GuardsConfig) -> dict[str, Guard]:
-    """The guards of the batch site, by name."""
-    return enabled(config, finite_samples=FiniteSamplesGuard)

@@ -6,26 +6,38 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rlstable.config.guards import GuardsConfig
 from rlstable.device.shared import without_shared
 from rlstable.device.trees import EnvState, PyTree
-from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, enabled, norm_within
+from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, norm_within
 
 # Names in Brax's engines and in MuJoCo.
 COORDINATES = ("q", "qd", "qpos", "qvel")
 ACCELERATIONS = ("qacc", "qacc_warmstart", "qdd")
 
 
+class EnvParts(NamedTuple):
+    """The parts of a batched environment state that are checked; every leaf has a batch axis `[B]`."""
+
+    physics: PyTree
+    obs: PyTree
+    reward: jax.Array
+    done: jax.Array
+    metrics: PyTree = ()
+    info: PyTree = ()
+
+
 class EnvContext(NamedTuple):
     """Context of the env site: one step, batched `[B]`.
 
     Attributes:
-        value: The environment state after the step. An array without a batch axis is a `Shared`.
+        value: The environment state after the step, or its `EnvParts`. An array without a batch axis is a `Shared`.
         action: Action of the policy.
         alive: bool `[B]`, False where an earlier action repeat of the same step was bad and is already counted.
         contacts: Largest norm of a contact's numbers, `[B]`; None if no contacts are shared between environments.
@@ -52,7 +64,15 @@ def without_fields(state: EnvState, *names: str) -> EnvState:
 
 def named(simulated: PyTree, names: tuple[str, ...]) -> list[jax.Array]:
     """The arrays of a physics state that have one of the names."""
-    return [getattr(simulated, name) for name in names if getattr(simulated, name, None) is not None]
+    get = simulated.get if isinstance(simulated, Mapping) else functools.partial(getattr, simulated)
+    return [get(name, None) for name in names if get(name, None) is not None]
+
+
+def parts_of(state: EnvState) -> EnvParts:
+    """The parts of a state of Brax or Playground; `info` has also the fields that a user's class adds."""
+    own = without_shared(state)
+    rest = without_fields(own, physics_field(own), "obs", "reward", "done", "metrics")
+    return EnvParts(physics(own), own.obs, own.reward, own.done, own.metrics, rest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,19 +107,18 @@ class Quarantine(Guard):
 
     def fine(self, ctx: EnvContext) -> jax.Array:
         """Whether each part of every environment is within its limits, bool `[causes, B]`."""
-        env = without_shared(ctx.value)
+        env = ctx.value if isinstance(ctx.value, EnvParts) else parts_of(ctx.value)
         # Physics, metrics and info may be empty, so a leaf with the batch's shape is added.
         shape = env.reward.astype(jnp.int32)
-        rest = without_fields(env, physics_field(env), "obs", "reward", "done", "metrics")
         return jnp.stack(
             [
                 norm_within(ctx.action, self.max_other_norm, 1),
-                self._physics_fine(physics(env), (shape, ctx.contacts)),
+                self._physics_fine(env.physics, (shape, ctx.contacts)),
                 all_within(env.obs, self.max_abs_observation, 1),
                 all_within(env.reward, self.max_abs_reward, 1),
                 all_within(env.done, 1.0, 1),
                 norm_within((shape, env.metrics), self.max_other_norm, 1),
-                norm_within((shape, rest), self.max_other_norm, 1),
+                norm_within((shape, env.info), self.max_other_norm, 1),
             ]
         )
 
@@ -110,8 +129,3 @@ class Quarantine(Guard):
             if arrays and limit is not None:
                 fine &= all_within(arrays, limit, 1)
         return fine
-
-
-def env_guards(config: GuardsConfig) -> dict[str, Guard]:
-    """The guards of the env site, by name."""
-    return enabled(config, quarantine=Quarantine)

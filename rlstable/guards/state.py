@@ -7,16 +7,13 @@ patience, the supervisor recovers the run, or the run ends with the guard's name
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rlstable.config.guards import GuardsConfig
-from rlstable.config.ppo import PPOConfig
 from rlstable.device.trees import PyTree
-from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, enabled, no_trips, norm_within
+from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, no_trips, norm_within
 
 _GREATEST_STATISTIC = 3e12  # root of the largest variance; observations may have the size of 1e12
 _LONGEST_HORIZON = 1e4  # steps, for a discount of 1
@@ -198,10 +195,3 @@ class PolicyGuard(StateSiteGuard):
         )
         fine = [ok | ~report.updated for ok in within]
         return self._verdict(ctx, jnp.stack(fine), state)
-
-
-def state_guards(config: GuardsConfig, ppo: PPOConfig) -> dict[str, StateSiteGuard]:
-    """The guards of the state site, by name."""
-    coefficient = 0.5 * ppo.vf_loss_coefficient
-    value_loss = functools.partial(ValueLossGuard, discount=ppo.discounting, coefficient=coefficient)
-    return enabled(config, finite_state=FiniteStateGuard, storm=StormGuard, value_loss=value_loss, policy=PolicyGuard)

@@ -8,10 +8,9 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.config.guards import GuardsConfig
 from rlstable.device.trees import PyTree
 from rlstable.guards import outlier
-from rlstable.guards.base import Guard, GuardState, Verdict, all_finite, count_first, enabled, no_trips, norm_within
+from rlstable.guards.base import Guard, GuardState, Verdict, all_finite, count_first, no_trips, norm_within
 
 
 class UpdateContext(NamedTuple):
@@ -88,12 +87,3 @@ class SpikeGuard(Guard):
         spike = ~ok & jnp.isfinite(norm)
         trips = state.trips + count_first(spike[None])
         return Verdict(ctx.value, ok, GuardState(trips, outlier.follow(level, norm, ok)))
-
-
-def update_guards(config: GuardsConfig) -> dict[str, Guard]:
-    """The guards of the update site, by name."""
-
-    def finite_update(patience: int, max_parameter_norm: float | None, thorough: bool) -> FiniteUpdateGuard:
-        return FiniteUpdateGuard(max_parameter_norm, thorough)  # the host counts iterations without an update
-
-    return enabled(config, finite_update=finite_update, spike=SpikeGuard)

@@ -18,7 +18,8 @@ from rlstable.device.trees import Env, EnvState, Observation
 from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.base import select
-from rlstable.guards.env import env_guards, physics
+from rlstable.guards.env import physics
+from rlstable.ppo.guards import env_guards
 
 Numbers = Any  # an array of JAX inside of the programs, of NumPy outside
 Part = TypeVar("Part", bound="Seen | Outcome")

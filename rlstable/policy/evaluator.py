@@ -24,6 +24,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.schema import validate
 from rlstable.device import sharding
+from rlstable.device.mesh import make_mesh
 from rlstable.device.precision import Precision, level
 from rlstable.device.transforms import vmap_seeds
 from rlstable.device.trees import Env, Observation, Params, PyTree
@@ -33,8 +34,8 @@ from rlstable.envs.interface import check
 from rlstable.envs.load import load_env
 from rlstable.envs.recurrent import with_memory
 from rlstable.envs.vector import VectorEnv
-from rlstable.guards.env import env_guards
 from rlstable.policy.policy import choose_action
+from rlstable.ppo.guards import env_guards
 from rlstable.ppo.networks import Networks, joined
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import TrainState
@@ -211,7 +212,7 @@ def make_evaluator(
         with precision.narrow():
             return run_episodes(env, policy, keys, jax.random.split(key)[0])
 
-    programs = programs_of(config, sharding.make_mesh(1), env.env)
+    programs = programs_of(config, make_mesh(1), env.env)
     own = config.supervise.memory
     limit = memory.limit(jax.local_devices()[0], own.limit_gib) if own.adapt else None
     return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs, limit)

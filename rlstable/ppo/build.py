@@ -15,11 +15,9 @@ from rlstable.device.packed import PackedDict, PackedRows
 from rlstable.device.precision import level
 from rlstable.device.reflection import Mirror
 from rlstable.device.trees import EnvState, Observation
-from rlstable.guards.base import MoreGuards, no_trips
-from rlstable.guards.batch import batch_guards
-from rlstable.guards.state import state_guards
-from rlstable.guards.update import update_guards
+from rlstable.guards.base import no_trips
 from rlstable.ppo import normalizer, reward
+from rlstable.ppo.guards import MoreGuards, batch_guards, state_guards, update_guards
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.optimizer import Optimizer

@@ -18,11 +18,11 @@ from rlstable.config.schema import expand_home
 from rlstable.device import hosts
 from rlstable.device.sharding import fetch
 from rlstable.envs.objects import Environments
-from rlstable.guards.base import MoreGuards
 from rlstable.io import store
 from rlstable.io.console import Console
 from rlstable.io.run_folder import default_run_dir, forget_result
 from rlstable.policy.evaluator import EvaluationMetrics
+from rlstable.ppo.guards import MoreGuards
 from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import final_stop_reason, finish_iteration, record_iteration, roll_back_to_plan
 from rlstable.runner.evaluation import CONFIRMED_AT, Recordings, compare_with_best, confirm, evaluate

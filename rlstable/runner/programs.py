@@ -14,8 +14,9 @@ from rlstable.compilation import sources
 from rlstable.compilation.xla import Compiling, disable_async_dispatch, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.config.supervise import MATMUL_LEVELS, X64
-from rlstable.device import hosts, sharding
+from rlstable.device import hosts
 from rlstable.device import machine as processor
+from rlstable.device.mesh import device_kind, make_mesh
 from rlstable.device.mjx import uses_warp
 from rlstable.device.precision import Level
 from rlstable.device.seed_devices import SeedDevices, device_count_for
@@ -23,9 +24,9 @@ from rlstable.envs.history import with_history
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
-from rlstable.guards.base import MoreGuards, check_more
 from rlstable.io.versions import versions
 from rlstable.policy.evaluator import Evaluator, make_evaluator, require_same_observation
+from rlstable.ppo.guards import MoreGuards, check_more
 from rlstable.ppo.state import TrainState
 from rlstable.render.recording import EpisodeRecorder, seconds_per_step
 from rlstable.runner.host_state import HostState
@@ -44,7 +45,7 @@ def mesh_of(config: Config) -> Mesh:
     kwargs = (config.env.kwargs or {}, config.eval.env_kwargs or {})
     if not {"native", "auto"}.isdisjoint((config.env.backend, *(one.get("backend") for one in kwargs))):
         disable_async_dispatch()
-    mesh = sharding.make_mesh(config.devices if hosts.count() == 1 else None)
+    mesh = make_mesh(config.devices if hosts.count() == 1 else None)
     if config.devices not in (None, mesh.size):
         raise ConfigError(
             f"devices: {config.devices} requested, but {hosts.count()} processes train on all of their {mesh.size} "
@@ -98,7 +99,7 @@ class Programs:
         self.device_count = mesh.size  # of all seeds
         if self.shared:
             self.device_count = device_count_for(config.seeds, mesh.size, config.devices)
-            config, mesh = config.of_seed(config.seed, ""), sharding.make_mesh(1)
+            config, mesh = config.of_seed(config.seed, ""), make_mesh(1)
         config.require_devices(mesh.size)
         self.mesh = mesh  # of one seed
         self.listeners: list[Callable[..., None]] = []  # called as `listener(kind, **fields)` with every event
@@ -229,7 +230,7 @@ class Programs:
     @functools.cached_property
     def versions(self) -> dict[str, str]:
         """Versions of rlstable and its libraries, and the kind of device."""
-        return {**versions(), "device": sharding.device_kind(self.mesh)}
+        return {**versions(), "device": device_kind(self.mesh)}
 
     @property
     def machine(self) -> dict[str, Any]:

@@ -37,9 +37,8 @@ from rlstable.envs.recurrent import with_memory
 from rlstable.envs.resets import Resets
 from rlstable.envs.symmetry import mirror_of
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.guards.base import MoreGuards
-from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_program, make_ppo, with_environments
+from rlstable.ppo.guards import MoreGuards, env_guards
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise.memory import require_states

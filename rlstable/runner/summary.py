@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from rlstable.config import Config
-from rlstable.device import hosts, machine, sharding
+from rlstable.device import hosts, machine
+from rlstable.device.mesh import device_kind
 from rlstable.device.mjx import uses_warp
 from rlstable.envs.load import Loaded
 from rlstable.io.console import Console
@@ -78,7 +79,7 @@ def _device(seed: Seed) -> str:
     if jax.default_backend() == "cpu":
         device = f"{machine.name()}, {machine.share_of_cores(1)} cores"
     else:
-        device = f"{seed.programs.device_count} x {sharding.device_kind(mesh)}"
+        device = f"{seed.programs.device_count} x {device_kind(mesh)}"
     if hosts.count() > 1:
         device += f", {mesh.size} devices of {hosts.count()} processes"
     limit = memory.limit(mesh.local_devices[0])

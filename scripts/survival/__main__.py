@@ -24,13 +24,15 @@ from rlstable.cli.compose import compose
 from rlstable.config import Config
 from rlstable.config.faults import FaultConfig
 from rlstable.device import sharding
+from rlstable.device.mesh import make_mesh
 from rlstable.envs.episodes import run_episodes
 from rlstable.envs.load import load_env
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
-from rlstable.guards.env import Quarantine, env_guards
+from rlstable.guards.env import Quarantine
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.build import init_state, make_ppo
+from rlstable.ppo.guards import env_guards
 from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import TrainingLoop
 from scripts import results
@@ -153,7 +155,7 @@ class Arena:
         self._eval_env = VectorEnv(env, *lengths, {"quarantine": Quarantine()})
         self._config, self._seeds = config, seeds
         self._ppo = faults.arm(make_ppo(config, self._envs_with(HEALTHY), env.action_size))
-        self._mesh = sharding.make_mesh(1)
+        self._mesh = make_mesh(1)
         self._healthy = self._first_states(HEALTHY)
         placed = sharding.place(self._healthy, self._mesh, SPECS)
         program = sharding.over_devices(

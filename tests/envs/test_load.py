@@ -19,7 +19,7 @@ from rlstable.config.run import EnvConfig
 from rlstable.envs.episodes import run_episodes
 from rlstable.envs.load import load_env
 from rlstable.envs.vector import VectorEnv
-from rlstable.guards.env import env_guards
+from rlstable.ppo.guards import env_guards
 
 NAMES = sorted(envs._envs)
 BACKENDS = ("mjx", "spring", "generalized", "positional")

@@ -28,7 +28,7 @@ from rlstable.device import sharding
 from rlstable.envs import native
 from rlstable.envs.load import load, load_env
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.guards.env import env_guards
+from rlstable.ppo.guards import env_guards
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 

@@ -13,7 +13,7 @@ from rlstable.config import ConfigError
 from rlstable.config.guards import GuardsConfig
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
-from rlstable.guards.env import env_guards
+from rlstable.ppo.guards import env_guards
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 GUARDS = env_guards(GuardsConfig())

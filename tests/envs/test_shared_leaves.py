@@ -22,7 +22,7 @@ from rlstable.device import sharding
 from rlstable.device.shared import Shared, shared_in, unmarked, without_shared
 from rlstable.envs.shared_leaves import contact_norms
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.guards.env import env_guards
+from rlstable.ppo.guards import env_guards
 from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -15,8 +15,8 @@ from toys import State, step_alone
 from rlstable.config.guards import GuardsConfig
 from rlstable.envs.episodes import run_episodes
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.guards.env import env_guards
 from rlstable.policy.evaluator import summarize
+from rlstable.ppo.guards import env_guards
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -22,7 +22,8 @@ from rlstable.config.run import EnvConfig
 from rlstable.envs.episodes import run_episodes
 from rlstable.envs.load import load_env
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.guards.env import env_guards, physics
+from rlstable.guards.env import physics
+from rlstable.ppo.guards import env_guards
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -23,24 +23,16 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.schema import ConfigError
 from rlstable.device import sharding
+from rlstable.device.mesh import make_mesh
 from rlstable.guards import masked
-from rlstable.guards.base import (
-    Guard,
-    GuardState,
-    Verdict,
-    all_within,
-    check_more,
-    count_first,
-    fold,
-    norm_within,
-    select,
-)
-from rlstable.guards.batch import BatchContext, batch_guards
-from rlstable.guards.env import EnvContext, env_guards
+from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, fold, norm_within, select
+from rlstable.guards.batch import BatchContext
+from rlstable.guards.env import EnvContext
 from rlstable.guards.inference import ActionContext, InferenceGuard
-from rlstable.guards.state import IterationStats, StateContext, state_guards
-from rlstable.guards.update import UpdateContext, update_guards
+from rlstable.guards.state import IterationStats, StateContext
+from rlstable.guards.update import UpdateContext
 from rlstable.ppo.distributions import Normal
+from rlstable.ppo.guards import batch_guards, check_more, env_guards, state_guards, update_guards
 from rlstable.ppo.records import Collected
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -583,7 +575,7 @@ def on_eight(name: str) -> Any:
         return jax.tree.map(lambda x: x[None], verdict), sharding.total(verdict.state.trips)
 
     split, replicated = sharding.SPLIT, sharding.REPLICATED
-    return sharding.over_devices(judge, sharding.make_mesh(DEVICES), (split, replicated), (split, replicated))
+    return sharding.over_devices(judge, make_mesh(DEVICES), (split, replicated), (split, replicated))
 
 
 def spread(row: Row, fault: Fault, device: int, bad: float) -> Any:

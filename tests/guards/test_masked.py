@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlstable.device import sharding
+from rlstable.device.mesh import make_mesh
 from rlstable.guards import masked
 
 ROWS, STEPS = 8, 6  # one row for each of eight devices
@@ -35,7 +36,7 @@ def reductions(devices: int) -> Any:
 
     out = dict.fromkeys(("share", "mean", "center", "std", "least", "greatest"), sharding.REPLICATED)
     return sharding.over_devices(
-        reduce, sharding.make_mesh(devices), (sharding.SPLIT, sharding.SPLIT), out | {"gradient": sharding.SPLIT}
+        reduce, make_mesh(devices), (sharding.SPLIT, sharding.SPLIT), out | {"gradient": sharding.SPLIT}
     )
 
 
@@ -108,7 +109,7 @@ def test_shares_of_parts_are_those_over_all_devices(devices):
     valid = uneven()
     parts = np.array([[3, 0], [1, 2]], np.int32)
     program = sharding.over_devices(
-        lambda valid: masked.shares(valid, parts), sharding.make_mesh(devices), (sharding.SPLIT,), sharding.REPLICATED
+        lambda valid: masked.shares(valid, parts), make_mesh(devices), (sharding.SPLIT,), sharding.REPLICATED
     )
     own = [rows[parts].mean((1, 2)) for rows in np.split(valid, devices)]
     np.testing.assert_allclose(program(valid), np.mean(own, axis=0), rtol=1e-6)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlstable.device import sharding
+from rlstable.device.mesh import make_mesh
 from rlstable.guards import outlier
 from rlstable.guards.base import GuardState, Verdict
 from rlstable.guards.update import SpikeGuard, UpdateContext
@@ -39,7 +40,7 @@ def observing(devices: int) -> Any:
         return jax.lax.scan(step, outlier.no_magnitudes(), (rewards, valid))[1]
 
     split = jax.sharding.PartitionSpec(None, sharding.AXIS)
-    return sharding.over_devices(bounds, sharding.make_mesh(devices), (split, split), split)
+    return sharding.over_devices(bounds, make_mesh(devices), (split, split), split)
 
 
 def bounds_of(batches: list[np.ndarray], valid: np.ndarray | None = None, devices: int = 1) -> np.ndarray:

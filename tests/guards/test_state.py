@@ -13,7 +13,8 @@ import pytest
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.guards.base import GuardState
-from rlstable.guards.state import IterationStats, StateContext, ValueLossGuard, state_guards
+from rlstable.guards.state import IterationStats, StateContext, ValueLossGuard
+from rlstable.ppo.guards import state_guards
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -32,7 +32,7 @@ from rlstable.device.shared import Shared, without_shared
 from rlstable.envs.objects import Environments
 from rlstable.envs.shared_leaves import contact_norms, mark
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.guards.env import env_guards
+from rlstable.ppo.guards import env_guards
 from rlstable.replay.engines import step_again
 from rlstable.replay.report import compare
 from rlstable.runner.loop import TrainingLoop

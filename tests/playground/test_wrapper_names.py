@@ -16,7 +16,7 @@ from mujoco_playground import State, wrapper
 
 from rlstable.config.guards import GuardsConfig
 from rlstable.envs.vector import VectorEnv, pool_of
-from rlstable.guards.env import env_guards
+from rlstable.ppo.guards import env_guards
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

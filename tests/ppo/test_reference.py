@@ -14,9 +14,9 @@ from toys import GUARDS_OFF, assemble, equations, mesh, placed, tiny_config
 
 from rlstable.device import sharding
 from rlstable.envs.vector import pool_of
-from rlstable.guards.env import env_guards
 from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.flat import ParamFlattener
+from rlstable.ppo.guards import env_guards
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import SPECS
 
