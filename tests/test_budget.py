@@ -23,7 +23,7 @@ APPS = (
 )  # fmt: skip
 BUDGETS = {"core": 6700, "run": 14_070, "apps": 10_800}
 OTHERS = {"scripts": 3600, "tests": 30_260}
-DOCS = 5120  # lines of Markdown
+DOCS = 5280  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

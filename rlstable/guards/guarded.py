@@ -38,21 +38,25 @@ def guarded(
     *,
     spike_factor: float | None = 1000.0,
     max_parameter_norm: float | None = 1e6,
+    thorough: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """An optimizer whose bad updates become zero, and leave its state as it is.
 
-    An update is bad if the gradient, the new parameters or the new state of the optimizer are not finite, if the
-    gradient's norm is above 1.8e19, or if it is a spike. The gradients of several devices must be averaged before, so
-    that all devices decide alike. Give the optimizer the parameters: `update(gradients, state, params)`.
+    An update is bad if the gradient or the step is not finite, if the gradient's norm is above 1.8e19, whose square is
+    infinite in float32, if the parameters could become too large, or if it is a spike. The gradients of several devices
+    must be averaged before, so that all devices decide alike. Give the optimizer the parameters:
+    `update(gradients, state, params)`.
 
     Args:
         optimizer: Any optax transformation, clipping included: its gradients are checked before it clips them.
         spike_factor: Multiple of the usual gradient norm, a running mean of logarithms, at which an update is a spike;
             None for no such check.
         max_parameter_norm: Largest norm of the parameters; None for any finite norm.
+        thorough: Whether to look at every new number of the parameters and of the optimizer's state, too, for
+            optimizers that square or divide more than Adam does.
     """
     inner = optax.with_extra_args_support(optimizer)
-    guards: dict[str, Guard] = {"finite_update": FiniteUpdateGuard(max_parameter_norm, thorough=True)}
+    guards: dict[str, Guard] = {"finite_update": FiniteUpdateGuard(max_parameter_norm, thorough)}
     if spike_factor is not None:
         guards["spike"] = SpikeGuard(spike_factor)
 
