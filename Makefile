@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PLAYGROUND := .venv-playground
-RIVALS := $(patsubst scripts/rivals/requirements-%.txt,.rivals/%/installed,$(wildcard scripts/rivals/*.txt))
+RIVALS := $(patsubst %,.rivals/%/installed,brax sb3 sbx)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # A shell command, not a sub-make: a recipe line with $(MAKE) would run under `make -n` too.
@@ -24,7 +24,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test playground newest slow survival demo glitch stability harm tasks learn bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test playground newest slow survival demo guarded glitch stability harm tasks learn bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -52,6 +52,9 @@ survival: $(STAMP) ## Train through every fault, beside Brax's PPO; hours on a C
 
 demo: $(STAMP) ## Train and pack the policies of rlstable demo, or draw the README's films with ARGS=--films
 	$(BIN)/python -m scripts.demo $(ARGS)
+
+guarded: $(STAMP) .rivals/rejax/installed ## Compare guarded optimizers with others, and train rejax's PPO with the guards; minutes on a CPU
+	$(BIN)/python -m scripts.guarded $(ARGS)
 
 glitch: $(STAMP) ## Train with rewards that are wrong but finite, with default guards and none; hours on a CPU, resumes
 	$(BIN)/python -m scripts.glitch $(ARGS)
@@ -86,6 +89,7 @@ gpu: $(STAMP) .rivals/brax/installed ## Measure an NVIDIA GPU with CUDA 12 withi
 docs: $(STAMP) ## Write the page of all configuration keys, and the site to site/
 	$(BIN)/python -m scripts.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "rlstable: open site/index.html"
 
 # import-linter without its cache, which does not notice a deleted module.
 lint: $(STAMP) ## Check style, format, types and the direction of imports

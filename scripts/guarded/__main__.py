@@ -1,10 +1,12 @@
-"""Which optimizer survives which gradient, and what does it cost? Fills the table of docs/guards_in_your_trainer.md.
+"""Which optimizer survives which gradient, and what does it cost? Fills the tables of docs/guards_in_your_trainer.md.
 
-python -m scripts.guarded                   # a few minutes on a CPU
+make guarded                                # a quarter of an hour on a CPU; also trains rejax's PPO with the guards
 """
 
 import argparse
+import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from flax.training.dynamic_scale import DynamicScale
 
 from rlstable.guards import guarded
 from scripts import pages
-from scripts.process import ROOT
+from scripts.process import ROOT, python_of
 
 STEPS, RATE, PAIRS = 600, 1e-2, 30
 FAULTS = {  # factor of the gradient, and the steps
@@ -93,6 +95,15 @@ def cost(name: str, width: int) -> str:
     return f"{1e6 * extra:+,.0f} of {1e6 * statistics.median(b for _, b in pairs):,.0f}"
 
 
+def in_rejax() -> str:
+    """The table of rejax's PPO with a fault, from its own environment."""
+    command = [str(python_of("rejax")), str(Path(__file__).with_name("rejax_ppo.py"))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    shown = [[one["side"], ", ".join("**NaN**" if x is None else f"{x:,.1f}" for x in one["returns"])] for one in found]
+    return "\n".join(pages.table(("side", "last return of each seed"), shown))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "guards_in_your_trainer.md")
@@ -103,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows.append([f"`{name}`", *survived, "" if name == "optax.adam" else cost(name, 180)])
         print(*rows[-1], flush=True)
     table = pages.table(("optimizer", *FAULTS, "microseconds more, of adam's"), rows)
-    pages.fill(asked.page, {"survivors": "\n".join([*table, "", pages.machine()])})
+    pages.fill(asked.page, {"survivors": "\n".join([*table, "", pages.machine()]), "rejax": in_rejax()})
 
 
 if __name__ == "__main__":
