@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 from rlstable.guards import EnvParts, Quarantine, guarded, quarantined
 
 FAULTY = 1e-3  # share of the steps in which a velocity becomes NaN
-SEEDS, STEPS = 4, 524_288
+SEEDS, STEPS = 4, 262_144
 
 
 class Faulty(type(gymnax.make("CartPole-v1")[0])):
@@ -68,9 +68,9 @@ def returns(kind, faulty):
     env, params = Faulty(), gymnax.make("CartPole-v1")[1]
     env.faulty = faulty
     algorithm = kind.create(
-        env=env, env_params=params, num_envs=64, num_steps=64, num_epochs=4, num_minibatches=8, learning_rate=1e-3,
-        max_grad_norm=0.5, total_timesteps=STEPS, eval_freq=STEPS, gae_lambda=0.95, gamma=0.99, ent_coef=0.01,
-        skip_initial_evaluation=True,
+        env=env, env_params=params, num_envs=64, num_steps=32, num_epochs=4, num_minibatches=4, learning_rate=5e-4,
+        max_grad_norm=0.5, total_timesteps=STEPS, eval_freq=STEPS, gae_lambda=0.95, gamma=0.99, ent_coef=0.0,
+        agent_kwargs={"activation": "tanh"}, skip_initial_evaluation=True,
     )  # fmt: skip
 
     def evaluated(algo, ts, rng):
