@@ -48,7 +48,7 @@ def test_pages_of_all_policies_link_each_other(here: Path, capsys: pytest.Captur
     assert run("--json") == 0
     written = {Path(one["file"]).stem: one for one in json.loads(capsys.readouterr().out)}
     assert sorted(written) == demos()
-    assert written["quadruped"]["trained"] == ["env=robot_velocity", "env.xml=quadruped.xml"]
+    assert written["quadruped"]["trained"] == ["env=robot_velocity", "seed=1", "env.xml=quadruped.xml"]
     for name, one in written.items():
         assert one["return"] == round(unpacked(located(f"demo:{name}")).recordings[0].total, 1) > 80
     with opened(Path(written["quadruped"]["file"]), PHONE) as found:

@@ -25,7 +25,7 @@ from scripts.demo import films
 from scripts.process import ROOT, environment
 
 POLICIES = {
-    "quadruped": ["env=robot_velocity"],
+    "quadruped": ["env=robot_velocity", "seed=1"],
     "halfcheetah": ["env=halfcheetah"],
     "humanoid": ["env=humanoid", "total_steps=4000000"],
 }

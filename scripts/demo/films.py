@@ -18,7 +18,7 @@ from rlstable.render.film import write_film
 from scripts.process import ROOT, environment
 
 FILMED = {"quadruped": 10.0, "humanoid": 5.0}  # seconds
-SIZE, EVERY = (320, 240), 2  # pixels, and the share of a film's 30 frames per second
+SIZE, EVERY = (400, 300), 2  # pixels, and the share of a film's 30 frames per second
 FAULT = [
     "env=inverted_pendulum", "fault.site=physics", "fault.start=10", "total_steps=61440", "eval.num_evals=16",
     "eval.num_envs=16", "eval.target_return=null", "logging=quiet", "checkpoint=off",
@@ -31,7 +31,7 @@ _FRAMES, _LAST = 40, 20  # of the curves, and repetitions of the last frame
 def save(frames: Iterable[Image.Image], path: Path, milliseconds: int) -> None:
     first, *others = frames
     path.parent.mkdir(exist_ok=True)
-    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=50, method=6)
+    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=40, method=6)
 
 
 def of_policy(name: str, seconds: float, path: Path) -> None:
