@@ -60,7 +60,7 @@ def test_pages_of_all_policies_link_each_other(here: Path, capsys: pytest.Captur
         assert not found.page.locator("#motion").is_visible()
 
 
-def test_page_of_somebody_else_is_not_replaced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_of_the_user_is_not_replaced_by_a_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("humanoid.html").write_text("mine")
     assert run("humanoid", "--out", ".") == 2
     assert "humanoid.html would be replaced, and rlstable did not write it" in capsys.readouterr().err
