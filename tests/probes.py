@@ -64,32 +64,6 @@ class TwoSteps(Probe):
         return position + 1.0, position
 
 
-class PreviousObservation(Probe):
-    """Every observation is -1 or 1 at random; the reward is 1 - (a - p/2)^2 with the previous observation p.
-
-    The best action without memory is 0, with a return of 0.75 per step. At a reset p is the first observation.
-    """
-
-    def reset(self, rng: jax.Array) -> State:
-        key, own = jax.random.split(rng)
-        seen = _sign(own)
-        return State(
-            Physics(seen[None], seen[None], jnp.zeros(1)), seen[None], jnp.zeros(()), jnp.zeros(()), {}, {"key": key}
-        )
-
-    def step(self, state: State, action: jax.Array) -> State:
-        key, own = jax.random.split(state.info["key"])
-        seen, previous = state.pipeline_state.q, state.pipeline_state.qd
-        new = _sign(own)[None]
-        physics = state.pipeline_state.replace(q=new, qd=seen)
-        reward = 1.0 - jnp.square(action[0] - previous[0] / 2)
-        return state.replace(pipeline_state=physics, obs=new, reward=reward, info={**state.info, "key": key})
-
-
-def _sign(key: jax.Array) -> jax.Array:
-    return jnp.where(jax.random.uniform(key) < 0.5, -1.0, 1.0)
-
-
 class Recall(Probe):
     """The first observation is -1 or 1, then there is none: the reward after the second action is 1 - (a - o)^2.
 

@@ -22,8 +22,8 @@ APPS = (
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "playground")),
 )  # fmt: skip
 BUDGETS = {"core": 6700, "run": 14_070, "apps": 10_800}
-OTHERS = {"scripts": 3600, "tests": 30_260}
-DOCS = 5280  # lines of Markdown
+OTHERS = {"scripts": 3820, "tests": 30_260}
+DOCS = 5300  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

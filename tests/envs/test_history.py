@@ -1,4 +1,4 @@
-"""Observation history: exact stacks over resets, in every source of environments, learned from and resumed."""
+"""Observation history: exact stacks over resets, in every source of environments, and in a run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import PreviousObservation
 from short_runs import trained
-from toys import PointMass, assemble, assert_same, compiled, placed, step_alone, tiny_config
+from toys import PointMass, step_alone, tiny_config
 
-from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.envs.history import HistoryEnv, with_history
 from rlstable.envs.load import load_env
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
-from rlstable.policy.policy import choose_action
 from rlstable.policy.saved_run import open_run
 from rlstable.runner.loop import TrainingLoop
 
@@ -118,48 +115,14 @@ def test_native_physics_and_mjx_stack_observations(backend: str) -> None:
         np.testing.assert_allclose(stack, np.concatenate(pair), atol=1e-6)
 
 
-@pytest.mark.parametrize(("length", "best"), [(2, 1.0), (1, 0.75)])
-def test_task_that_needs_the_past_is_solved_with_history_alone(length: int, best: float) -> None:
-    ppo = {
-        "num_envs": 32, "batch_size": 32, "num_minibatches": 2, "num_updates_per_batch": 4, "unroll_length": 4,
-        "learning_rate": 1e-3, "entropy_cost": 1e-4, "discounting": 0.5, "normalize_observations": False,
-    }  # fmt: skip
-    network = {"policy_hidden_layer_sizes": (16,), "value_hidden_layer_sizes": (16,)}
-    settings = tiny_config(ppo=ppo, network=network, env={"name": "probes:Probe", "episode_length": 10})
-    made, state = assemble(settings, with_history(PreviousObservation(), length))
-    iterate, state = compiled(made), placed(state)
-    for _ in range(300):
-        state, _ = iterate(state)
-    state = jax.device_get(state)
-    # Without history the stack is one observation, which says nothing of the previous one.
-    seen = jnp.array([[p, o][-length:] for p in (-1.0, 1.0) for o in (-1.0, 1.0)])
-    previous = np.array([-1.0, -1.0, 1.0, 1.0])
-    actions, *_ = choose_action(
-        made.networks, "default", state.params, state.normalizer, seen, jax.random.PRNGKey(0), True
-    )
-    rewards = 1.0 - np.square(np.asarray(actions)[:, 0] - previous / 2)
-    assert rewards.mean() == pytest.approx(best, abs=0.05)
-
-
-def test_run_resumes_exactly_and_its_policy_states_its_history(tmp_path: Path) -> None:
+def test_policy_of_a_run_states_its_history(tmp_path: Path) -> None:
     from rlstable.export.function import policy_function
 
-    env = {"name": "toys:PointMass", "history": 2}
-    whole = trained(tmp_path / "whole", env=env, total_steps=256)
-    trained(tmp_path / "halves", env=env, total_steps=128)
-    resumed = trained(tmp_path / "halves", env=env, total_steps=256, resume="auto")
-    assert_same(whole.single.parameters, resumed.single.parameters)
-    run = open_run(tmp_path / "whole")
+    run = open_run(trained(tmp_path, env={"name": "toys:PointMass", "history": 2}).run_dir)
     assert run.policy.act(np.zeros(8)).shape == (2,)
     described = policy_function(run).metadata["observation"]
     assert isinstance(described, dict)
     assert (described["size"], described["history"], described["history_order"]) == (8, 2, "oldest first")
-
-
-def test_run_does_not_resume_with_another_history(tmp_path: Path) -> None:
-    trained(tmp_path, total_steps=128)
-    with pytest.raises(ConfigError, match="resume with the configuration the folder was trained with"):
-        trained(tmp_path, env={"name": "toys:PointMass", "history": 2}, total_steps=256, resume="auto")
 
 
 def test_environment_object_is_stacked_for_training_and_evaluation(tmp_path: Path) -> None:

@@ -135,9 +135,7 @@ def test_setting_is_the_best_if_the_intervals_of_its_seeds_are_above_those_of_ot
     assert ("best setting  a=1" in summary_of(tmp_path, capsys)) is best
 
 
-def test_file_of_the_user_in_the_folder_of_a_sweep_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_file_of_the_user_in_the_folder_of_a_sweep_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_result(tmp_path / "0", ["a=1"], 5.0)
     (tmp_path / "report.html").write_text("mine")
     assert "no page       out: " in summary_of(tmp_path, capsys)
