@@ -3,7 +3,7 @@
 These names work in any JAX training loop, without the rest of rlstable: docs/guards_in_your_trainer.md.
 """
 
-from rlstable.guards.base import Guard, GuardState, Verdict, fold, select
+from rlstable.guards.base import Guard, GuardState, Verdict, count_first, fold, select
 from rlstable.guards.batch import BatchContext, FiniteSamplesGuard
 from rlstable.guards.env import EnvContext, EnvParts, Quarantine
 from rlstable.guards.guarded import GuardedState, exhausted, guarded, trips
@@ -14,5 +14,6 @@ from rlstable.guards.update import FiniteUpdateGuard, SpikeGuard, UpdateContext
 __all__ = [
     "BatchContext", "EnvContext", "EnvParts", "FiniteSamplesGuard", "FiniteStateGuard", "FiniteUpdateGuard", "Guard",
     "GuardState", "GuardedState", "PolicyGuard", "Quarantine", "SpikeGuard", "StateContext", "StormGuard",
-    "UpdateContext", "ValueLossGuard", "Verdict", "exhausted", "fold", "guarded", "quarantined", "select", "trips",
+    "UpdateContext", "ValueLossGuard", "Verdict", "count_first", "exhausted", "fold", "guarded", "quarantined",
+    "select", "trips",
 ]  # fmt: skip
