@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rlstable.config.schema import validate
 from rlstable.config.supervise import RAISE_PRECISION, RecoveryConfig, Remedy
 
 
@@ -52,6 +53,11 @@ class Recovery:
     config: RecoveryConfig
     # By cause whose states are finite, the patience of its guard in iterations. Only these causes can be passed over.
     patience: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, **settings: Any) -> Recovery:
+        """Recovery for the loop of another trainer: the keys of `supervise.recovery` that differ from the defaults."""
+        return cls(validate(RecoveryConfig, settings))
 
     def repeats(self, attempts: Attempts, cause: str, at: int, iteration: int) -> bool:
         """Whether a failure came again at the same place, so that one more rollback would lead to it once more.
