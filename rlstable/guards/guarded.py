@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstable.device.trees import PyTree
 from rlstable.guards.base import Guard, GuardState, fold, norm_of, select
 from rlstable.guards.update import FiniteUpdateGuard, SpikeGuard, UpdateContext
 
@@ -90,13 +89,9 @@ def exhausted(state: GuardedState, patience: int) -> bool:
 def trips(state: GuardedState) -> dict[str, int]:
     """Rejected updates by `guard/cause`, on the host; of several seeds or devices, their sum."""
     kinds: dict[str, type[Guard]] = {"finite_update": FiniteUpdateGuard, "spike": SpikeGuard}
+    counts = jax.device_get({name: own.trips for name, own in state.guards.items()})
     return {
-        f"{name}/{cause}": int(count)
-        for name, own in state.guards.items()
-        for cause, count in zip(kinds[name].causes, _summed(own.trips), strict=True)
+        f"{name}/{cause}": int(own[..., number].sum())
+        for name, own in counts.items()
+        for number, cause in enumerate(kinds[name].causes)
     }
-
-
-def _summed(counts: PyTree) -> Any:
-    values = jax.device_get(counts)
-    return values.reshape(-1, values.shape[-1]).sum(axis=0)
