@@ -502,6 +502,8 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
                 ImageDraw.Draw(image).text((12, 10), text, fill=(28, 36, 48), font=font)
                 writer.send(np.ascontiguousarray(image))
                 drawn += 1
+                if sys.stderr.isatty() and drawn % _FRAMES_PER_SECOND == 0:
+                    print(f"\rdrawing the film, {loop.data.time:.0f} s ", end="", file=sys.stderr, flush=True)
 
         yield draw
 
