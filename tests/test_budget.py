@@ -23,7 +23,7 @@ APPS = (
 )  # fmt: skip
 BUDGETS = {"core": 6700, "run": 14_070, "apps": 10_800}
 OTHERS = {"scripts": 3820, "tests": 30_260}
-DOCS = 5300  # lines of Markdown
+DOCS = 5320  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:
