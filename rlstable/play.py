@@ -27,7 +27,6 @@ from typing import Any, NamedTuple, NoReturn
 import mujoco
 import numpy as np
 
-_PANELS = "show_left_ui", "show_right_ui"
 _FRAMES_PER_SECOND, _WIDTH, _HEIGHT = 30, 640, 480
 _PUSH_EVERY = 3.0  # seconds
 _PATIENCE = 60.0  # seconds for reading a model; a sixth for a policy's first action
@@ -561,8 +560,8 @@ def viewer(loop: Loop) -> Iterator[Callable[[], None]]:
     with warnings.catch_warnings(action="ignore"):
         if not glfw.init():
             raise Refused("--viewer: there is no display to draw on; --video writes a film")
-    start, steer, options = time.monotonic(), functools.partial(steered, loop), dict.fromkeys(_PANELS, False)
-    with launch_passive(loop.model, loop.data, key_callback=steer, **options) as window:
+    start, steer = time.monotonic(), functools.partial(steered, loop)
+    with launch_passive(loop.model, loop.data, key_callback=steer, show_left_ui=False, show_right_ui=False) as window:
         with window.lock():
             _follow(window.cam, loop)
 
@@ -577,13 +576,13 @@ def viewer(loop: Loop) -> Iterator[Callable[[], None]]:
 
 def steered(loop: Loop, key: int) -> None:
     """Changes the velocity command by a fifth of its greatest value, within the range of training, and prints it."""
-    if key in _KEYS and (where := _slices(loop.contract).get("velocity")) is not None:
-        (entry,) = (one for one in loop.contract["commands"] if one["name"] == "velocity")
-        (number, sign), low, high = _KEYS[key], np.array(entry["low"]), np.array(entry["high"])
-        moved = loop.command[where].copy()
-        moved[number] += sign * max(abs(low[number]), abs(high[number])) / 5
-        loop.command[where] = np.clip(moved, low, high)
-        print(f"command {_short(loop.command[where])}", flush=True)
+    for entry in loop.contract["commands"]:
+        if key in _KEYS and entry["term"] == "velocity":
+            number, sign = _KEYS[key]
+            low, high, where = entry["low"][number], entry["high"][number], _slices(loop.contract)[entry["name"]]
+            wanted = loop.command[where][number] + sign * max(abs(low), abs(high)) / 5
+            loop.command[where.start + number] = np.clip(wanted, low, high)
+            print(f"command {_short(loop.command[where])}", flush=True)
 
 
 class Played(NamedTuple):

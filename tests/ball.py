@@ -41,7 +41,7 @@ class Stick(PipelineEnv):
 
     def __init__(self, gear: float = 3.0, reads: tuple[str, ...] = (), backend: str = "mjx", n_frames: int = 4):
         super().__init__(sys=mjcf.loads(MODEL.format(gear=gear)), backend=backend, n_frames=n_frames)
-        self.reads = reads
+        self.reads, self.velocities = reads, 3.0  # a name of rlstable's robots may be a user's
 
     def reset(self, rng: jax.Array) -> State:
         draw = jax.random.uniform(rng, (self.sys.q_size() + self.sys.qd_size(),), minval=-0.3, maxval=0.3)

@@ -74,6 +74,17 @@ def test_demo_starts_without_jax(here: Path) -> None:
     assert "trained by rlstable train env=humanoid" in lines[0]
 
 
+def test_folder_that_is_called_demo_is_a_folder(here: Path) -> None:
+    assert located("demo") == Path("demo") and located("runs/demo:x") == Path("runs/demo:x")
+
+
+def test_viewer_replaces_no_file_of_the_user(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("quadruped").mkdir()
+    Path("quadruped", "play.py").write_text("mine")
+    assert run("quadruped", "--viewer", "--out", ".") == 2
+    assert "play.py would be replaced, and rlstable did not write it" in capsys.readouterr().err
+
+
 def test_viewer_is_for_the_robot_that_follows_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("halfcheetah", "--viewer") == 2
     assert "--viewer: is for quadruped" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -57,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for one in written:
         trained = f"rlstable train {' '.join(one['trained'])}"
         print(f"{one['file']}: return {one['return']:,.1f}, trained by {trained}")
-    if sys.stdout.isatty():
+    # Without a display, `webbrowser` would start a browser for text in this terminal.
+    if sys.stdout.isatty() and (sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
         webbrowser.open(Path(written[0]["file"]).absolute().as_uri())
 
 
@@ -86,6 +88,7 @@ def view(names: Sequence[str], out: Path) -> None:
         function, folder = policy_function(open_demo(names[0])), out / names[0]
         if function.robot is None or len(names) > 1:
             raise ConfigError("--viewer: is for quadruped, which follows commands; the others have pages")
+        require_replaceable(folder, ("policy.onnx", "robot.mjb", "play.py"), "--out")
         folder.mkdir(parents=True, exist_ok=True)
         write_onnx(function, folder / "policy.onnx")
         write_player(function.robot, folder)

@@ -41,8 +41,8 @@ def demos() -> list[str]:
 
 def located(folder: str | Path) -> Path:
     """The run folder that a user names; `demo:<name>` is a policy of the package, a `ConfigError` if it has none."""
-    kind, _, name = str(folder).partition(":")
-    if kind != "demo":
+    name = str(folder).removeprefix("demo:")
+    if name == str(folder):
         return expand_home(folder)
     if name not in demos():
         raise ConfigError(f"run_dir: there is no policy {folder}; there are {', '.join(f'demo:{x}' for x in demos())}")

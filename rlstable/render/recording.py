@@ -58,9 +58,9 @@ class EpisodeRecorder:
         self._programs = Builder(self._precision)
         self._compiled: Any = None
         robot: Any = getattr(env, "unwrapped", env)
-        self._motion = robot.motion if getattr(robot, "velocities", None) is not None else None
-        if self._motion is not None:
-            env = _on_course(env)
+        self._motion = None
+        if config.env.source == "robot" and robot.velocities is not None:
+            env, self._motion = _on_course(env), robot.motion
         vector = evaluation_env(config, env)
 
         def play(params: Params, statistics: Statistics, key: jax.Array) -> tuple[Episodes, PyTree]:

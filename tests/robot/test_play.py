@@ -214,6 +214,9 @@ def test_keys_change_the_velocity_command_within_the_range_of_training(
     for _ in range(9):
         play.steered(loop, 265)
     assert loop.command[0] == pytest.approx(forward)
+    entry["term"] = "my_package.my_module:own"  # a command of the user has no range
+    play.steered(loop, 264)
+    assert loop.command[0] == pytest.approx(forward)
     assert capsys.readouterr().out.splitlines()[1] == f"command {forward / 5:.2f} 0.00 {turn / 5:.2f}"
 
 
