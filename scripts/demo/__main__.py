@@ -41,7 +41,7 @@ def train(name: str, run: Path) -> None:
 
 
 def pack(name: str, run: Path) -> Path:
-    """Packs the policy that the run hands over, without the state of its training, its settings and an episode."""
+    """Packs the policy that the run hands over, its settings and an episode, without the state of its training."""
     folder = PACKED / name
     shutil.rmtree(folder, ignore_errors=True)
     arrays, host = restore_policy(run)
