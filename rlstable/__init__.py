@@ -10,13 +10,13 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Policy", "Result", "WideCounter", "__version__", "fit", "gym_env", "load_policy"]
+__all__ = ["ConfigError", "Listener", "Policy", "Result", "__version__", "fit", "gym_env", "load_policy"]
 
 _MODULE_OF = {
     "ConfigError": "rlstable.config",
+    "Listener": "rlstable.runner.listener",
     "Policy": "rlstable.policy",
     "Result": "rlstable.runner.seeds",
-    "WideCounter": "rlstable.device.counter",
     "fit": "rlstable.api",
     "gym_env": "rlstable.gym.make",
     "load_policy": "rlstable.policy",

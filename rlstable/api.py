@@ -12,7 +12,9 @@ from rlstable.cli.compose import compose
 from rlstable.cli.selection import overrides_for
 from rlstable.config import ConfigError, recipes
 from rlstable.envs.objects import Environments
+from rlstable.listeners import listeners_of
 from rlstable.ppo.guards import MoreGuards
+from rlstable.runner.listener import Listener
 from rlstable.runner.log import Callback
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.seeds import Result
@@ -26,6 +28,7 @@ def fit(
     run_dir: str | Path | None = None,
     callback: Callback | None = None,
     more_guards: MoreGuards | None = None,
+    listeners: Sequence[Listener] = (),
     overrides: Sequence[str] = (),
     **keys: Any,
 ) -> Result:
@@ -39,6 +42,7 @@ def fit(
         callback: Called as `callback(step, row)` with every logged row; returning True stops the run. With several
             seeds it gets the rows of each, with the key `seed`.
         more_guards: Your own guards, by site (`env`, `batch`, `update`, `state`) and name; see docs/guards.md.
+        listeners: Objects that watch the run, beside its pages; see `Listener`.
         overrides: More overrides in the syntax of the command, e.g. `["ppo.learning_rate=1e-3"]`.
         **keys: Top-level keys and groups, e.g. `total_steps=1_000_000`, `guards="strict"`, or a mapping for single
             keys of a group, e.g. `ppo={"learning_rate": 1e-3}`.
@@ -62,7 +66,14 @@ def fit(
     if config.resume is None and config.logging.console != "off":
         print(recipes.notice(words, config.recipe_for), flush=True)
     environments = None if given is None else Environments(given, given)
-    loop = TrainingLoop(config, run_dir, callback, more_guards, environments=environments)
+    loop = TrainingLoop(
+        config,
+        run_dir,
+        callback,
+        more_guards,
+        environments=environments,
+        listeners=[*listeners, *listeners_of(config)],
+    )
     result = loop.run()
     if loop.received_signal in _ENDING and not hasattr(builtins, "__IPYTHON__"):
         # The run is saved. Now the signal does what it does to any program, so that a loop over seeds ends too.

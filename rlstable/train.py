@@ -124,12 +124,13 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         with Signals(owns_process=not in_sweep) as signals:
             # Importing JAX and Brax takes seconds; a configuration error is printed before.
             from rlstable.device import hosts
+            from rlstable.listeners import listeners_of
             from rlstable.runner.loop import TrainingLoop
 
             if not gc.isenabled():  # in the first job of the process
                 gc.freeze()  # the collector then ignores the objects of the imports
                 gc.enable()
-            loop = TrainingLoop(config, run_dir, signals=signals)
+            loop = TrainingLoop(config, run_dir, signals=signals, listeners=listeners_of(config))
             if loop.run_dir != run_dir:  # of the writer; Hydra made another one for this process
                 _remove_if_empty(run_dir)
                 run_dir = loop.run_dir

@@ -8,6 +8,7 @@ from typing import Any
 from toys import tiny_config
 
 from rlstable.config import Config
+from rlstable.listeners import listeners_of
 from rlstable.runner.loop import TrainingLoop
 
 
@@ -18,6 +19,7 @@ def short_config(**sections: Any) -> Config:
 
 
 def trained(folder: Path, **sections: Any) -> TrainingLoop:
-    loop = TrainingLoop(short_config(**sections), folder)
+    config = short_config(**sections)
+    loop = TrainingLoop(config, folder, listeners=listeners_of(config))
     loop.run()
     return loop

@@ -20,6 +20,7 @@ from rlstable.device.counter import WideCounter
 from rlstable.device.mesh import make_mesh
 from rlstable.device.precision import SINGLE
 from rlstable.io.run_folder import read_result, steps_in
+from rlstable.listeners import listeners_of
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.programs import mesh_of
 from rlstable.runner.seeds import Result
@@ -48,7 +49,7 @@ def leaves(state: Any) -> list[np.ndarray]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """One complete run, read by several tests."""
-    runner = TrainingLoop(quick(), tmp_path_factory.mktemp("run"))
+    runner = TrainingLoop(quick(), tmp_path_factory.mktemp("run"), listeners=listeners_of(quick()))
     return runner, runner.run()
 
 

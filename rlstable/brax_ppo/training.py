@@ -24,6 +24,7 @@ from rlstable.device.trees import Env, Observation
 from rlstable.envs.interface import require_unwrapped
 from rlstable.envs.objects import Environments, name_of
 from rlstable.envs.randomized import RandomizedEnv
+from rlstable.listeners import listeners_of
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -103,7 +104,7 @@ def train(
     if (randomization_fn := arguments["randomization_fn"]) is not None:
         environments = Environments(*(RandomizedEnv(env, randomization_fn) for env in environments))
     calls = BraxCalls(arguments, make_policy, observation)
-    loop = TrainingLoop(config, run_dir, calls, environments=environments)
+    loop = TrainingLoop(config, run_dir, calls, environments=environments, listeners=listeners_of(config))
     calls.loop = loop
     run = loop.single
     try:

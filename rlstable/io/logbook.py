@@ -100,11 +100,6 @@ class Logbook:
         elif not self._closed:
             self._report(None, step, kind, fields)
 
-    def run_after_rows(self, call: Callable[[], None]) -> None:
-        """Runs a short call that does not raise in the thread of the record; `wait` waits for it."""
-        if self._record is not None:
-            self._record.submit(call)
-
     def wait(self) -> None:
         if self._record is not None:
             self._record.wait()

@@ -164,5 +164,12 @@ def _random_policy(action_size: int) -> Callable[[Observation, jax.Array], jax.A
     return policy
 
 
+def steps_of(env: Env, seconds: float, action_repeat: int) -> int:
+    """The environment steps in so much simulated time, whole actions and at least one."""
+    model = model_of(env)
+    per_action = seconds_per_step(env, model) * action_repeat if model else seconds
+    return max(1, round(seconds / per_action)) * action_repeat
+
+
 def seconds_per_step(env: Env, model: mujoco.MjModel) -> float:
     return float(getattr(env, "dt", model.opt.timestep))

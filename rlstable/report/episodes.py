@@ -13,10 +13,11 @@ from rlstable.report.run_record import RunRecord
 _LINKS = 20  # of a run; the newest recordings
 
 
-def episodes(records: Sequence[RunRecord]) -> str:
+def episodes(records: Sequence[RunRecord], opened: bool = False) -> str:
     """The section about a run, or about the seeds of a run; empty without recordings.
 
-    Links are relative to the run folder, in which the page lies by default. Other runs have no common folder.
+    The newest recording of one run is `opened` or folded away. Links are relative to the run folder, in which the page
+    lies by default. Other runs have no common folder.
     """
     folders = [record.folder for record in records]
     base = folders[0] if len(folders) == 1 else folders[0].parent
@@ -32,7 +33,7 @@ def episodes(records: Sequence[RunRecord]) -> str:
             lists.append(f"<li>{name}{links}{older}</li>")
     if not lists:
         return ""
-    newest = _embedded(found[0][0], base) if len(records) == 1 else ""
+    newest = _embedded(found[0][0], base, opened) if len(records) == 1 else ""
     return f'<h2 id="episodes">Episodes</h2><ul class="episodes">{"".join(lists)}</ul>{newest}'
 
 
@@ -42,12 +43,13 @@ def recordings(run_dir: Path) -> list[Path]:
     return sorted(pages, key=lambda path: (not path.stem.isdigit(), int(path.stem) if path.stem.isdigit() else 0))[::-1]
 
 
-def _embedded(page: Path, base: Path) -> str:
-    """A recording inside the page, folded away, without access to anything but itself."""
+def _embedded(page: Path, base: Path, opened: bool) -> str:
+    """A recording inside the page, without access to anything but itself."""
     frame = f'<iframe sandbox="allow-scripts" data-src="{_address(page, base)}" title="recorded episode"></iframe>'
     # Loaded when it is unfolded: the page of a running run loads itself again and again.
     load = "const frame = this.querySelector('iframe'); if (this.open) frame.src = frame.dataset.src"
-    return f'<details ontoggle="{load}"><summary>watch {_name(page)}</summary>{frame}</details>'
+    state = "open " * opened
+    return f'<details {state}ontoggle="{load}"><summary>watch {_name(page)}</summary>{frame}</details>'
 
 
 def _address(path: Path, base: Path) -> str:

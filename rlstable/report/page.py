@@ -32,18 +32,19 @@ def page(records: Sequence[RunRecord], refresh: bool = False) -> str:
     """
     of_seeds = len(records) > 1 and not differences(records).keys() - _SEED_KEYS
     title = records[0].name if len(records) == 1 else f"{len(records)} {'seeds' if of_seeds else 'runs'}"
+    watched = episodes(records, opened=not refresh)
     parts = [
         f"<h1>{text(title)}</h1>",
         f'<p class="sub">{_subtitle(records)}</p>',
-        '<p><a href="#episodes">Watch its episodes</a></p>' if episodes(records) else "",
+        '<p><a href="#episodes">Watch its episodes</a></p>' if watched else "",
         CONTROLS,
         figure(PANELS[0], records, of_seeds),
         _summary(records) if len(records) > 1 else _facts_of_one(records[0]),
         *map(_advice, records),
+        watched,
         _signs(records),
         _changed_settings(records),
         _over_seeds(records) if of_seeds else _differences(records),
-        episodes(records),
         curves(records, of_seeds),
         _timelines(records),
         _incidents(records),

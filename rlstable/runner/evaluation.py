@@ -1,4 +1,4 @@
-"""Evaluates, compares and records the present policies, and confirms the best policy at the end of a run.
+"""Evaluates and compares the present policies, and confirms the best policy at the end of a run.
 
 The evaluation program is compiled for the number of seeds. Of several processes only the writer plays; all of them get
 its numbers, so that they decide alike.
@@ -6,13 +6,10 @@ its numbers, so that they decide alike.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +18,6 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.device import hosts
 from rlstable.io.checkpoint import restore_policy
-from rlstable.io.files import one_line, subfolder, write_atomically
 from rlstable.policy.evaluator import (
     EvaluationMetrics,
     Evaluator,
@@ -29,8 +25,6 @@ from rlstable.policy.evaluator import (
     returns_of,
     snapshot_of,
 )
-from rlstable.render.episode import RecordedEpisodes
-from rlstable.render.page import page
 from rlstable.runner.seed import Seed
 from rlstable.supervise.memory import OutOfMemory
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason
@@ -177,57 +171,3 @@ def _log_not_confirmed(seeds: Sequence[Seed], **reason: str) -> None:
     """Logs that no policy was confirmed, so that the best single evaluation decides."""
     for seed in seeds:
         seed.event("best_not_confirmed", **reason)
-
-
-class Recordings:
-    """Records an episode of every seed after every `render.every`th evaluation.
-
-    The keys are separate, so the training computes the same numbers with and without recordings. After an error nothing
-    more is recorded: the error is one event, and training continues.
-    """
-
-    def __init__(self) -> None:
-        self._failed = False
-
-    def prepare(self, seeds: Iterable[Seed]) -> None:
-        """Compiles the program before an iteration of these seeds after which a recording is due.
-
-        Between the iteration and the steps due after it, a signal during the compilation could not save the state.
-        """
-        for seed in seeds:
-            step = seed.host.step
-            if seed.schedule.records(step, step + seed.config.env_steps_per_iteration) and not self._failed:
-                with self._reporting(seed):
-                    seed.programs.recorder(seed.host).prepare(*_recorded_policy(seed))
-
-    def record(self, seeds: Iterable[Seed]) -> None:
-        """Records the present policies of those seeds, which have just been evaluated, for which that is due."""
-        for seed in seeds:
-            if seed.schedule.records(seed.step_before, seed.host.step) and not self._failed:
-                with self._reporting(seed):
-                    self._record(seed)
-
-    def _record(self, seed: Seed) -> None:
-        recorded = seed.programs.recorder(seed.host).record(*_recorded_policy(seed), seed.host.step)
-        step, folder, logbook = seed.host.step, seed.run_dir / "episodes", seed.log.logbook
-        (episode,) = recorded.recordings
-        seed.event("episode_recorded", file=f"episodes/{step}.html", **{"return": episode.total})
-        logbook.run_after_rows(functools.partial(self._write_page, seed, recorded, folder / f"{step}.html"))
-
-    def _write_page(self, seed: Seed, recorded: RecordedEpisodes, path: Path) -> None:
-        with self._reporting(seed):
-            if seed.log.logbook.in_place:
-                write_atomically(subfolder(seed.run_dir, path.parent.name) / path.name, page(recorded))
-
-    @contextlib.contextmanager
-    def _reporting(self, seed: Seed) -> Iterator[None]:
-        """Context manager: an error ends the recordings, but not the run."""
-        try:
-            yield
-        except Exception as error:
-            self._failed = True
-            seed.event("recording_failed", error=one_line(error), next="no further recordings")
-
-
-def _recorded_policy(seed: Seed) -> PolicySnapshot:
-    return seed.policy_snapshot._replace(key=seed.keys.recording)

@@ -1,13 +1,10 @@
-"""The log of one seed: rows, events, signs of trouble, the live page, and the fields of `result.json`."""
+"""The log of one seed: rows, events, signs of trouble, and the fields of `result.json`."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +18,14 @@ from rlstable.device import hosts
 from rlstable.device.packed import PackedDict
 from rlstable.io import logbook
 from rlstable.io.console import Console
-from rlstable.io.files import write_atomically
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics
-from rlstable.report.page import page
-from rlstable.report.run_record import read_records
 from rlstable.runner.host_state import HostState
+from rlstable.runner.listener import Listeners, Row
 from rlstable.supervise.diagnosis import Signs, advice, warnings_of
 from rlstable.supervise.stop_reasons import StopReason
 
-Row = dict[str, float | int | None]
 Callback = Callable[[int, Row], Any]
-
-_PAGE_SECONDS = 30.0  # between two live pages
-_PAGE_SHARE = 0.02  # greatest share of the time that goes into pages; long runs have large pages
 
 
 class SeedLog:
@@ -48,15 +39,15 @@ class SeedLog:
         ppo: PPO,
         callback: Callback | None,
         console: Console,
-        live_page: LivePage,
+        listeners: Listeners,
     ):
         self.console = console
         self._config = config
+        self.listeners = listeners
         self._callback = callback
         self._host = host
         failing = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
-        pages = [live_page] if config.logging.report else []
-        self.logbook = logbook.Logbook(config, run_dir, console, [*failing, *pages])
+        self.logbook = logbook.Logbook(config, run_dir, console, failing)
         self.telemetry = Telemetry(config, ppo)
         self._signs = Signs(config, self.event)
         self._update_guards = ppo.update_guards
@@ -135,6 +126,7 @@ class SeedLog:
         step = self._host.logged_step
         self.logbook.log(step, row)
         self.history.append({"step": step, **row})
+        self.listeners.row(self._config.seed, step, row)
         call = self._callback
         if self._has_callback and hosts.from_writer("callback", lambda: call is not None and call(step, row) is True):
             self.stopped_by_callback = True
@@ -239,42 +231,3 @@ class Telemetry:
             row["memory/device_mb"] = stats.get("bytes_in_use", 0) / 2**20
             row["memory/device_peak_mb"] = stats.get("peak_bytes_in_use", 0) / 2**20
         return row
-
-
-class LivePage:
-    """Sink that writes the report page of a running run, in the thread of the services. All seeds share one.
-
-    The page is a convenience: if it cannot be written, nothing is reported. The page at the end reports its errors.
-    `owns_folder` returns whether the folder is still this run's.
-    """
-
-    def __init__(self, run_dir: Path, owns_folder: Callable[[], bool], clock: Callable[[], float] = time.monotonic):
-        self._run_dir = run_dir
-        self._owns_folder = owns_folder
-        self._clock = clock
-        self._due = float("-inf")
-        self._stopped = False
-        self._lock = threading.Lock()
-
-    def log(self, step: int, metrics: logbook.Metrics) -> None:
-        del step, metrics
-        if (started := self._clock()) < self._due:
-            return
-        with self._lock:  # each of several seeds has a thread
-            if started < self._due or self._stopped or not self._owns_folder():
-                return
-            with contextlib.suppress(Exception):
-                write_atomically(self._run_dir / "report.html", page(read_records(self._run_dir), refresh=True))
-            ended = self._clock()
-            self._due = ended + max(_PAGE_SECONDS, (ended - started) / _PAGE_SHARE)
-
-    def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
-        """Does nothing: events are on the next page."""
-
-    def stop(self) -> None:
-        """Writes no further page, so that the page at the end stays."""
-        with self._lock:
-            self._stopped = True
-
-    def close(self) -> None:
-        """Does nothing: the page belongs to all seeds, and the run stops it."""

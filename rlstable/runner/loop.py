@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from rlstable.policy.evaluator import EvaluationMetrics
 from rlstable.ppo.guards import MoreGuards
 from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import final_stop_reason, finish_iteration, record_iteration, roll_back_to_plan
-from rlstable.runner.evaluation import CONFIRMED_AT, Recordings, compare_with_best, confirm, evaluate
+from rlstable.runner.evaluation import CONFIRMED_AT, compare_with_best, confirm, evaluate
 from rlstable.runner.kept_model import taken
-from rlstable.runner.log import Callback, Row
+from rlstable.runner.listener import Listener, Listeners, Row
+from rlstable.runner.log import Callback
 from rlstable.runner.programs import Programs, connect
 from rlstable.runner.seed import Seed
 from rlstable.runner.seeds import Result, Seeds
@@ -62,6 +64,7 @@ class TrainingLoop:
         more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
         signals: Signal handlers that the caller has installed; None to install them during `run`.
         environments: Environment objects of the user; None to load the configured environment.
+        listeners: Watch the run, in the writing process: pages, films, and what a user adds.
 
     Raises:
         ConfigError: The configuration, the environment, the folder or a flag of JAX is unusable.
@@ -75,6 +78,7 @@ class TrainingLoop:
         more_guards: MoreGuards | None = None,
         signals: Signals | None = None,
         environments: Environments | None = None,
+        listeners: Iterable[Listener] = (),
     ):
         self.config = config
         check_flags()
@@ -90,15 +94,17 @@ class TrainingLoop:
         self._stop_request = StopRequest(
             self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time
         )
-        self._recordings = Recordings()
+        self._listeners = Listeners(listeners if hosts.is_writer() else (), self._console)
         self._last_seconds = 0.0
         self._advice: str | None = None
-        self._seeds = Seeds(config, self.run_dir, callback, self._console)
+        self._seeds = Seeds(config, self.run_dir, callback, self._console, self._listeners)
         self.programs = Programs(config, mesh, more_guards or {}, self._stop_request.compiling, environments)
         if self.programs.device_count < mesh.size:
             used = f"{self.programs.device_count} of {mesh.size} devices train"
             self._console.message(f"{used}, as many as divide {config.seeds} seeds")
         self._seeds.open(self.programs)
+        self._listeners.event = self.programs.event
+        self._listeners.opened(self.run_dir, self.seeds)
 
     @property
     def seeds(self) -> dict[int, Seed]:
@@ -213,7 +219,6 @@ class TrainingLoop:
             if hosts.is_writer():
                 host = next(iter(training.values())).host
                 self.programs.evaluator(host).prepare(list(self._seeds.policies(training).values()))
-                self._recordings.prepare(training.values())
             hosts.gather("ready", True)  # a collective must not wait for a compilation
         started = time.perf_counter()
         number, expected = max(seed.host.iteration for seed in training.values()) + 1, self._last_seconds or None
@@ -252,8 +257,6 @@ class TrainingLoop:
         seconds = self._last_seconds
         due = [number for number, seed in training.items() if record_iteration(seed, metrics[number], seconds)]
         evaluations = self._evaluate(training, due) if due else {}
-        if hosts.is_writer():
-            self._recordings.record(training[number] for number in evaluations)
         self._compare_suspects(training, evaluations)
         # Asked once for all seeds, so that all of them stop after the same iteration.
         outdated = hosts.is_writer() and any(seed.saving.outdated for seed in training.values())
@@ -263,6 +266,10 @@ class TrainingLoop:
             for number, seed in training.items()
         }
         self._seeds.show_rows()
+        if evaluations and requested is None:
+            for number in evaluations:
+                self._listeners.evaluated(training[number])
+            hosts.gather("listened", True)  # a collective must not wait for what a listener compiles
         if any(seed.log.stopped_by_callback for seed in training.values()):
             requested = requested or StopReason.stopped
         if hosts.count() == 1:

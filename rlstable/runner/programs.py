@@ -20,6 +20,7 @@ from rlstable.device.mesh import device_kind, make_mesh
 from rlstable.device.mjx import uses_warp
 from rlstable.device.precision import Level
 from rlstable.device.seed_devices import SeedDevices, device_count_for
+from rlstable.device.trees import Env
 from rlstable.envs.history import with_history
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
@@ -28,7 +29,6 @@ from rlstable.io.versions import versions
 from rlstable.policy.evaluator import Evaluator, make_evaluator, require_same_observation
 from rlstable.ppo.guards import MoreGuards, check_more
 from rlstable.ppo.state import TrainState
-from rlstable.render.recording import EpisodeRecorder, seconds_per_step
 from rlstable.runner.host_state import HostState
 from rlstable.runner.setup import Program, TrainingSetup
 from rlstable.supervise.memory import MemoryPlan, MemoryPlanner, is_out_of_memory
@@ -107,12 +107,11 @@ class Programs:
         self.iterations: dict[tuple[Level, str], Program] = {}
         self._config = config
         self._more_guards = more_guards
-        self._compiling = compiling
+        self.compiling = compiling
         self._environments = environments
         self._seed_devices = SeedDevices(self.device_count) if self.device_count > mesh.size else None
         self._setups: dict[tuple[Level, str], TrainingSetup] = {}
         self._evaluators: dict[Level, Evaluator] = {}
-        self._recorders: dict[Level, EpisodeRecorder] = {}
         self._reported_constants = False
         if (cache_error := enable_program_cache(config.compile_cache)) is not None:
             self.notices.append(("compile_cache_unusable", {"error": cache_error}))
@@ -132,6 +131,11 @@ class Programs:
         steps = host.attempts.precision_steps
         return self._levels[min(steps, len(self._levels) - 1)] if steps else self._configured_level
 
+    def at(self, level: Level) -> Config:
+        """The configuration at a precision level."""
+        precision = self._config.precision.model_copy(update=level._asdict())
+        return self._config.model_copy(update={"precision": precision})
+
     def levels_for(self, cause: StopReason) -> int:
         """Number of precision levels above the configured one that may cure a cause of failure."""
         if not self._config.supervise.ladder.enabled or cause not in _CURED_BY_PRECISION:
@@ -145,8 +149,8 @@ class Programs:
     def setup(self, host: HostState) -> TrainingSetup:
         key = self.key(host)
         if key not in self._setups:
-            config = host.plan.of(self._at(key[0]))
-            args = config, self.mesh, self._more_guards, self._compiling
+            config = host.plan.of(self.at(key[0]))
+            args = config, self.mesh, self._more_guards, self.compiling
             self._setups[key] = setup = TrainingSetup(*args, self._train_env, self._seed_devices)
             setup.on_large_constants(self._report_constants)
         return self._setups[key]
@@ -156,25 +160,14 @@ class Programs:
         level = self.level(host)
         if level not in self._evaluators:
             setup = self.setup(host)
-            args = self._at(level), setup.ppo.networks, self._compiling, self.event, self._evaluation_env(setup)
+            args = self.at(level), setup.ppo.networks, self.compiling, self.event, self._evaluation_env(setup)
             self._evaluators[level] = make_evaluator(*args)
         return self._evaluators[level]
 
-    def recorder(self, host: HostState) -> EpisodeRecorder:
-        """A recorder of one episode of at most `render.seconds`, in the environment of evaluations."""
-        level = self.level(host)
-        if level not in self._recorders:
-            setup, config = self.setup(host), self._at(level)
-            env = self._evaluation_env(setup)
-            if env is None:
-                env = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
-            per_action = seconds_per_step(env, model_of(env)) * config.env.action_repeat
-            steps = max(1, round(config.render.seconds / per_action)) * config.env.action_repeat
-            shorter = config.env.model_copy(update={"episode_length": min(steps, config.env.episode_length)})
-            config = config.model_copy(update={"env": shorter})
-            args = config, setup.ppo.networks, env, setup.loaded.backend, 1, self._compiling
-            self._recorders[level] = EpisodeRecorder(*args)
-        return self._recorders[level]
+    def played_env(self, host: HostState) -> Env:
+        """The environment of evaluations, for another program than the evaluator's."""
+        config, env = self._config, self._evaluation_env(self.setup(host))
+        return env or load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
 
     def num_envs(self, host: HostState) -> int:
         return host.plan.of(self._config).ppo.num_envs
@@ -221,7 +214,7 @@ class Programs:
         setup = self.setup(host)
         if (level, num_envs, restore_info) == (self.level(host), self.num_envs(host), setup.env.restore_info):
             return setup.shapes()
-        config = self._at(level)
+        config = self.at(level)
         ppo = config.ppo.model_copy(update={"num_envs": num_envs})
         env = config.env.model_copy(update={"restore_info": restore_info})
         config = config.model_copy(update={"ppo": ppo, "env": env})
@@ -307,8 +300,3 @@ class Programs:
     @property
     def _train_env(self) -> Any:
         return None if self._environments is None else self._environments.train
-
-    def _at(self, level: Level) -> Config:
-        """The configuration at a precision level."""
-        precision = self._config.precision.model_copy(update=level._asdict())
-        return self._config.model_copy(update={"precision": precision})

@@ -30,7 +30,8 @@ from rlstable.ppo.state import SPECS, TrainState
 from rlstable.runner.decision import ReturnCheck
 from rlstable.runner.host_state import HostState, Schedule, SeedKeys
 from rlstable.runner.kept_model import keep
-from rlstable.runner.log import Callback, LivePage, SeedLog
+from rlstable.runner.listener import Listeners
+from rlstable.runner.log import Callback, SeedLog
 from rlstable.runner.programs import Programs
 from rlstable.runner.resume import resume
 from rlstable.runner.saving import Saving
@@ -139,12 +140,17 @@ class Seed:
 
 
 def open_seed(
-    config: Config, run_dir: Path, programs: Programs, callback: Callback | None, console: Console, page: LivePage
+    config: Config,
+    run_dir: Path,
+    programs: Programs,
+    callback: Callback | None,
+    console: Console,
+    listeners: Listeners,
 ) -> Seed:
     """Opens the folder of a seed, and makes its first state or resumes the saved one; a `ConfigError` if it cannot."""
     host, snapshots, setup = HostState(), Snapshots(programs.mesh), programs.setup(HostState())
     keys, fault = SeedKeys(config.seed, host), config.fault.of_seed(config.seed)
-    log = SeedLog(config, run_dir, host, setup.ppo, callback, console, page)
+    log = SeedLog(config, run_dir, host, setup.ppo, callback, console, listeners)
     saving = Saving(config, run_dir, host, programs, snapshots, log)
     programs.listeners.append(log.event)
     closing = contextlib.ExitStack()  # even if interrupted, so that the next run finds the folder free

@@ -29,7 +29,8 @@ from rlstable.io.run_folder import (
 from rlstable.policy import Policy, load_policy
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
-from rlstable.runner.log import Callback, LivePage, Row
+from rlstable.runner.listener import Listeners, Row
+from rlstable.runner.log import Callback
 from rlstable.runner.programs import Programs
 from rlstable.runner.seed import Seed, open_seed
 from rlstable.runner.summary import finish_seed, finish_seeds
@@ -85,7 +86,9 @@ class Seeds:
     last state, a seed that waits or was not opened has a copy of another one; their results are ignored.
     """
 
-    def __init__(self, config: Config, run_dir: Path, callback: Callback | None, console: Console):
+    def __init__(
+        self, config: Config, run_dir: Path, callback: Callback | None, console: Console, listeners: Listeners
+    ):
         self.opened: dict[int, Seed] = {}  # that this process trains
         self.results: dict[int, Result] = {}  # of the seeds that have ended
         self._fields: dict[int, dict[str, Any]] = {}  # of `result.json`, of the seeds that have ended
@@ -95,13 +98,14 @@ class Seeds:
         self._console = console
         self._rows: list[Row] = []
         self._inactive: dict[int, TrainState] = {}  # states of the slots that do not train
-        self._page = LivePage(run_dir, lambda: all(seed.log.logbook.in_place for seed in self.opened.values()))
+        self._listeners = listeners
 
     def open(self, programs: Programs) -> None:
         """Opens the unfinished seeds; a `ConfigError` if they cannot be trained together, or as for `open_seed`."""
         config, run_dir = self._config, self._run_dir
         if config.seeds == 1:
-            self.opened[config.seed] = open_seed(config, run_dir, programs, self._callback, self._console, self._page)
+            args = programs, self._callback, self._console, self._listeners
+            self.opened[config.seed] = open_seed(config, run_dir, *args)
             return
         try:
             self._open_each(programs)
@@ -172,8 +176,6 @@ class Seeds:
         """Ends one seed; the other seeds continue."""
         seed = self.opened[number]
         seed.advice = seed.advice or advice
-        if self.unfinished.keys() == {number}:
-            self._page.stop()  # the page at the end stays
         self._fields[number] = fields = finish_seed(seed, stop_reason)
         about = (seed.run_dir, seed.host.step, seed.log.last_evaluation, seed.log.history)
         self.results[number] = Result(StopReason[fields["stop_reason"]], *about, policy_return=fields["return"])
@@ -186,7 +188,7 @@ class Seeds:
                 self.end(number, stop_reason or StopReason.error, advice)
             if self._config.seeds == 1:
                 return self.results[self._config.seed]
-            where = (self._run_dir, self._console, self.gone)
+            where = (self._run_dir, self._console, self._listeners, self.gone)
             fields = finish_seeds(self._fields, stop_reason, advice, self._config, *where)
             results, reason = tuple(self.results[n] for n in sorted(self.results)), StopReason[fields["stop_reason"]]
             return Result(reason, self._run_dir, fields["step"], {}, [], results, fields["return"])
@@ -215,7 +217,7 @@ class Seeds:
                     self.results[number] = Result(reason, folder, fields["step"], {}, [], policy_return=value)
                 else:
                     console = SeedConsole(self._console, number)
-                    args = (programs, functools.partial(self._take_row, number), console, self._page)
+                    args = (programs, functools.partial(self._take_row, number), console, self._listeners)
                     self.opened[number] = open_seed(config.of_seed(number, group), folder, *args)
             write_config(run_dir, config.model_dump(mode="json"))
         if any(has_shared(seed.state.env_state) for seed in self.opened.values()):

@@ -20,7 +20,6 @@ from rlstable.device.mesh import device_kind
 from rlstable.device.mjx import uses_warp
 from rlstable.envs.load import Loaded
 from rlstable.io.console import Console
-from rlstable.io.files import write_atomically
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import (
     best_seed,
@@ -32,8 +31,7 @@ from rlstable.io.run_folder import (
     write_result,
 )
 from rlstable.policy.statistics import interquartile_mean
-from rlstable.report.page import page
-from rlstable.report.run_record import read_record, read_records
+from rlstable.runner.listener import Listeners
 from rlstable.runner.seed import Seed
 from rlstable.supervise import memory
 from rlstable.supervise.diagnosis import LOSS_NOT_FINITE, recovered_text
@@ -195,9 +193,15 @@ def _seed_prefix(seeds: list[str]) -> str:
 
 
 def finish_files(
-    stop_reason: StopReason, fields: Mapping[str, Any], config: Config, run_dir: Path, console: Console, gone: bool
+    stop_reason: StopReason,
+    fields: Mapping[str, Any],
+    config: Config,
+    run_dir: Path,
+    console: Console,
+    listeners: Listeners,
+    gone: bool,
 ) -> None:
-    """Writes `result.json` and the report page and prints the summary. A file that cannot be written is only reported.
+    """Writes `result.json` and prints the summary. A file that cannot be written is only reported.
 
     Nothing is written if the folder is `gone`: deleted, moved or replaced.
     """
@@ -207,13 +211,8 @@ def finish_files(
             write_result(run_dir, fields)
     except OSError as error:
         console.message(f"result.json could not be written: {error}")
-    if config.logging.report and not gone:
-        try:
-            with console.working("writing report.html"):
-                records = read_records(run_dir) if "seeds" in fields else [read_record(run_dir)]
-                write_atomically(run_dir / "report.html", page(records))
-        except Exception as error:
-            console.message(f"report.html could not be written: {type(error).__name__}: {error}")
+    if not gone:
+        listeners.ended(run_dir, fields)
     seeds = fields.get("seeds")
     policy = run_dir
     if seeds is not None:
@@ -242,7 +241,7 @@ def finish_seed(seed: Seed, stop_reason: StopReason) -> dict[str, Any]:
         if hosts.is_writer():
             seed.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             log.logbook.wait()  # the report page reads it
-            finish_files(stop_reason, fields, seed.config, seed.run_dir, log.console, saving.gone)
+            finish_files(stop_reason, fields, seed.config, seed.run_dir, log.console, log.listeners, saving.gone)
         return fields
 
 
@@ -278,6 +277,7 @@ def finish_seeds(
     config: Config,
     run_dir: Path,
     console: Console,
+    listeners: Listeners,
     gone: bool,
 ) -> dict[str, Any]:
     """Writes the files of several seeds into the folder above theirs; returns the fields of `result.json`.
@@ -285,7 +285,7 @@ def finish_seeds(
     `seeds` are these fields of each seed. Nothing is written if the folder is `gone`: deleted, moved or replaced.
     """
     fields = fields_of(seeds, stop_reason) | ({} if advice is None else {"advice": advice})
-    finish_files(StopReason[fields["stop_reason"]], fields, config, run_dir, console, gone)
+    finish_files(StopReason[fields["stop_reason"]], fields, config, run_dir, console, listeners, gone)
     return fields
 
 

@@ -46,7 +46,10 @@ TASKS = {
         (*_point("{reward: sparse}"), "total_steps=300000"),
         1.0,
     ),
-    "hopper": Task("`env=hopper`", ("env=hopper", "total_steps=1000000"), 3.0),
+    **{
+        name: Task(f"`env={name}`", (f"env={name}", "total_steps=1000000"), usual)
+        for name, usual in (("hopper", 3.0), ("halfcheetah", 5.0), ("walker2d", 3.0), ("swimmer", 0.3))
+    },
 }
 
 

@@ -19,6 +19,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.export.__main__ import main as export
 from rlstable.io.files import read, read_json, write_atomically
 from rlstable.io.run_folder import read_settings
+from rlstable.listeners import listeners_of
 from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
 from rlstable.report.run_record import read_record
@@ -56,11 +57,16 @@ def like_a_command(call: Callable[[Path], Any]) -> Callable[[Path], int]:
     return code
 
 
+def resumed(folder: Path) -> None:
+    again = config(3, resume="auto")
+    TrainingLoop(again, folder, listeners=listeners_of(again)).run()
+
+
 COMMANDS: dict[str, Callable[[Path], int]] = {
     "report": lambda folder: exit_code(report, f"run={folder}"),
     "export": lambda folder: exit_code(export, f"run={folder}", "format=stablehlo"),
     "load_policy": like_a_command(load_policy),
-    "resume": like_a_command(lambda folder: TrainingLoop(config(3, resume="auto"), folder).run()),
+    "resume": like_a_command(resumed),
     "incident": like_a_command(lambda folder: read_incident(next((folder / "incidents").iterdir()))),
 }
 

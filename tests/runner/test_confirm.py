@@ -17,6 +17,7 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import best_seed, read_result
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
 from rlstable.policy.saved_run import open_run
+from rlstable.report.page import page
 from rlstable.report.run_record import read_record
 from rlstable.runner import after_iteration, programs
 from rlstable.runner.evaluation import confirm
@@ -144,7 +145,7 @@ def test_reports_and_commands_say_that_the_best_is_confirmed(run: Lucky, tmp_pat
     assert "confirmed_return" not in load_policy(folder, 3).host
     assert open_run(folder).checkpoint.endswith(", the confirmed best")
     assert open_run(folder, 3).checkpoint == "checkpoint of iteration 3, step 192"
-    text = (folder / "report.html").read_text()
+    text = page([read_record(folder)])
     assert f"<dt>return</dt><dd>{value:,.1f}</dd>" in text
     assert f"<dt>best evaluation</dt><dd>{LUCKY:,.1f}</dd>" in text
     assert read_record(folder).result == read_result(folder)

@@ -21,6 +21,7 @@ from rlstable.config import Config, ConfigError
 from rlstable.device.precision import Level
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import read_result
+from rlstable.listeners import listeners_of
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.run_record import read_records
@@ -75,7 +76,7 @@ def assert_same_run(ours: Result, theirs: Result) -> None:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    fleet = TrainingLoop(together(), tmp_path_factory.mktemp("healthy"))
+    fleet = TrainingLoop(together(), tmp_path_factory.mktemp("healthy"), listeners=listeners_of(together()))
     return fleet, fleet.run()
 
 

@@ -13,6 +13,7 @@ from running import ITERATION, config
 from saved import checkpoint, events, lines, require_same_checkpoint, result, rows, saved
 
 from rlstable import load_policy
+from rlstable.listeners import listeners_of
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -24,7 +25,8 @@ def run(folder: Path, callback: Any = None, keep: int = 2, **sections: Any) -> S
     """Saves and prints every iteration."""
     saves = {"every": 1, "keep": keep, "asynchronous": False}
     own = {"total_steps": LAST * ITERATION, "checkpoint": saves, "logging": {"console": "lines"}}
-    return TrainingLoop(config(**own | sections), folder, callback).run().stop_reason
+    settings = config(**own | sections)
+    return TrainingLoop(settings, folder, callback, listeners=listeners_of(settings)).run().stop_reason
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from test_endings import UPDATES, scripted
 
 from rlstable import load_policy
 from rlstable.io.outcome import outcome_of
+from rlstable.report.page import page
+from rlstable.report.run_record import read_record
 from rlstable.runner.seeds import Result
 from rlstable.supervise.incident import read
 from rlstable.supervise.stop_reasons import StopReason
@@ -280,7 +282,7 @@ def test_run_that_falls_at_its_end_has_one_outcome_on_console_page_and_result(tm
     policy += f"the last state had fallen to {left['fallen_return']:,.1f}"
     printed = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
     assert f"return {outcome}" in printed and f"policy {policy}" in printed
-    assert f"Return: {outcome}. Policy: {policy}." in (tmp_path / "report.html").read_text()
+    assert f"Return: {outcome}. Policy: {policy}." in page([read_record(tmp_path)])
 
 
 @pytest.mark.slow
@@ -367,4 +369,4 @@ def test_sign_of_trouble_is_an_event_and_stands_in_the_result_and_on_the_page(wh
     assert event["step"] == 50 * ITERATION
     sign = result(folder)["signs"][event["sign"]]
     assert (sign["text"], sign["first_step"], sign["lasts"]) == (event["text"], event["step"], True)
-    assert f"<li><strong>{event['sign']}</strong>, step {event['step']:,}" in (folder / "report.html").read_text()
+    assert f"<li><strong>{event['sign']}</strong>, step {event['step']:,}" in page([read_record(folder)])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from toys import tiny_config
 
-from rlstable.runner.log import LivePage
+from rlstable.listeners import listeners_of
+from rlstable.report.live import ReportPage
 from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -29,26 +31,34 @@ def started(folder: Path) -> Path:
     return folder / "report.html"
 
 
+def written(live: ReportPage) -> None:
+    """Logs a row, and waits for the thread that writes."""
+    live.row(0, 0, {})
+    if live._writing is not None:
+        live._writing.result()
+
+
 def test_page_is_there_with_the_first_row_and_is_written_again_every_half_minute(tmp_path: Path) -> None:
     report, clock = started(tmp_path / "run"), Clock()
-    live = LivePage(report.parent, lambda: True, clock)
-    live.log(0, {})
+    live = ReportPage(clock)
+    live.opened(report.parent, {})
+    written(live)
     assert REFRESH in report.read_text()
     report.unlink()
-    for clock.now, written in ((29.0, False), (31.0, True)):
-        live.log(0, {})
-        assert report.exists() == written
+    for clock.now, due in ((29.0, False), (31.0, True)):
+        written(live)
+        assert report.exists() == due
 
 
-@pytest.mark.parametrize("reason", ["stopped", "taken", "no run folder"])
+@pytest.mark.parametrize("reason", ["taken", "no run folder"])
 def test_page_is_not_written_where_it_must_not_be(tmp_path: Path, reason: str) -> None:
     report = started(tmp_path / "run")
-    live = LivePage(report.parent, lambda: reason != "taken", Clock())
-    if reason == "stopped":
-        live.stop()
+    live = ReportPage(Clock())
+    seed = SimpleNamespace(log=SimpleNamespace(logbook=SimpleNamespace(in_place=reason != "taken")))
+    live.opened(report.parent, {0: seed})  # type: ignore[dict-item]
     if reason == "no run folder":
         (report.parent / "config.yaml").unlink()
-    live.log(0, {})
+    written(live)
     assert not report.exists()
 
 
@@ -63,6 +73,6 @@ def test_page_at_the_end_of_a_run_does_not_load_itself_again(tmp_path: Path) -> 
         pages.append(report.read_text())
 
     config = tiny_config(total_steps=640, devices=1, logging={"console": "off"})
-    TrainingLoop(config, tmp_path / "run", look).run()
+    TrainingLoop(config, tmp_path / "run", look, listeners=listeners_of(config)).run()
     assert pages and all(REFRESH in text for text in pages)
     assert REFRESH not in report.read_text()

@@ -14,6 +14,7 @@ from short_runs import short_config
 from toys import assert_same
 
 from rlstable.config import Config, ConfigError
+from rlstable.listeners import listeners_of
 from rlstable.render.recording import EpisodeRecorder
 from rlstable.runner.loop import TrainingLoop
 
@@ -28,7 +29,7 @@ def config(every: int, **sections: Any) -> Config:
 
 
 def trained(folder: Path, config: Config) -> TrainingLoop:
-    loop = TrainingLoop(config, folder)
+    loop = TrainingLoop(config, folder, listeners=listeners_of(config))
     result = loop.run()
     assert result.stop_reason.name == "completed"
     return loop
@@ -90,6 +91,7 @@ def test_failed_recording_is_one_event_and_the_run_completes(tmp_path: Path, mon
 
     monkeypatch.setattr(EpisodeRecorder, "record", fail)
     trained(tmp_path / "run", config(1))
-    (event,) = events(tmp_path / "run", "recording_failed")
+    (event,) = events(tmp_path / "run", "listener_failed")
+    assert event["listener"] == "EpisodePages"
     assert event["error"] == "JaxRuntimeError: RESOURCE_EXHAUSTED: out of memory"
     assert recorded_steps(tmp_path / "run") == []

@@ -1,0 +1,69 @@
+"""Listeners: whatever watches a run, such as pages and films. The loop speaks to them, and none of them answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlstable.io.console import Console
+from rlstable.io.files import one_line
+
+if TYPE_CHECKING:
+    from rlstable.runner.seed import Seed
+
+Row = dict[str, float | int | None]
+
+
+class Listener:
+    """Watches a run of one or several seeds. A subclass overrides the methods that it needs.
+
+    The writing process calls them, between two iterations. One that takes long delays training.
+    """
+
+    def opened(self, run_dir: Path, seeds: Mapping[int, Seed]) -> None:
+        """The run has a folder and its seeds, by seed; nothing is trained yet."""
+
+    def row(self, seed: int, step: int, row: Row) -> None:
+        """A seed has logged a row of metrics after `step` environment steps."""
+
+    def evaluated(self, seed: Seed) -> None:
+        """An iteration of a seed with an evaluation has ended: its state is the one that training continues with."""
+
+    def ended(self, folder: Path, fields: Mapping[str, Any]) -> None:
+        """A folder is complete: of each seed, and then of a run of several. `fields` are those of `result.json`."""
+
+
+class Listeners:
+    """The listeners of a run. One that raises is named once, and hears nothing more; training continues."""
+
+    def __init__(self, listeners: Iterable[Listener], console: Console):
+        self._listeners = list(listeners)
+        self._console = console
+        self.event: Callable[..., None] | None = None  # logs an event of all seeds, once they are open
+
+    def opened(self, run_dir: Path, seeds: Mapping[int, Seed]) -> None:
+        self._tell(lambda listener: listener.opened(run_dir, seeds))
+
+    def row(self, seed: int, step: int, row: Row) -> None:
+        self._tell(lambda listener: listener.row(seed, step, dict(row)))
+
+    def evaluated(self, seed: Seed) -> None:
+        self._tell(lambda listener: listener.evaluated(seed))
+
+    def ended(self, folder: Path, fields: Mapping[str, Any]) -> None:
+        self.event = None  # the logs are closed
+        with self._console.working("finishing the pages"):
+            self._tell(lambda listener: listener.ended(folder, fields))
+
+    def _tell(self, call: Callable[[Listener], None]) -> None:
+        for listener in [*self._listeners]:
+            try:
+                call(listener)
+            except Exception as error:
+                self._listeners.remove(listener)
+                name, text = type(listener).__name__, one_line(error)
+                if self.event is None:
+                    self._console.message(f"{name} failed: {text}")
+                else:
+                    self.event("listener_failed", listener=name, error=text)
