@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlstable.config.schema import ConfigError, Model, Section, validate
+from rlstable.io.console import Reminder, is_terminal
 
 _COLUMNS = 120
+_PATIENCE = 20.0  # seconds between two lines about work that goes on
+_stage = contextlib.ExitStack()  # the work that `note` has named last
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -112,7 +115,8 @@ def working() -> Iterator[None]:
         from rlstable.supervise.stop_reasons import StopReason
 
         try:
-            yield
+            with _stage:
+                yield
         except (ConfigError, OSError) as error:
             if isinstance(error, OSError) and error.filename is None:
                 raise  # not about a file
@@ -122,7 +126,25 @@ def working() -> Iterator[None]:
 
 
 def note(text: str) -> None:
+    """Names the stage of the work that begins, and shows until the next one that it goes on, and for how long."""
+    _stage.close()
     print(f"{text} ...", file=sys.stderr)
+    _stage.enter_context(_waiting(text))
+
+
+@contextlib.contextmanager
+def _waiting(text: str) -> Iterator[None]:
+    """On a terminal a line with the seconds so far, which goes when the work ends; else a line every 20 seconds."""
+    if not is_terminal(sys.stderr):
+        with Reminder(_PATIENCE, lambda line: print(line, file=sys.stderr)).working(text):
+            yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+
+    with Progress(SpinnerColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(text, total=None)
+        yield
 
 
 def print_json(data: object) -> None:

@@ -53,7 +53,7 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._shows = mode != "off"
-        self._coloured = _is_terminal(stream or sys.stdout)
+        self._coloured = is_terminal(stream or sys.stdout)
         live = mode == "auto" and (self._coloured or (stream is None and "ipykernel" in sys.modules))
         self._bar = "" if live else None  # the bar that is shown; None for lines only
         self._drawn = -math.inf  # seconds
@@ -304,7 +304,7 @@ def _number(value: float | None, form: str) -> str:
     return "--" if value is None or not math.isfinite(value) else format(value, form)
 
 
-def _is_terminal(stream: TextIO) -> bool:
+def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from pathlib import Path
 from typing import Literal
 
@@ -74,3 +76,31 @@ def test_option_with_dashes_is_one_line_with_the_right_spelling(
         command.key_parser("try", "Tries.", Options, "").parse_intermixed_args(words)
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"rlstable: {message}\n"
+
+
+def test_stage_of_long_work_goes_on_until_the_next_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_PATIENCE", 0.04)
+    shown = ""
+    with command.working():
+        command.note("playing")
+        while "so far" not in shown:
+            shown += capsys.readouterr().err
+            time.sleep(0.01)
+        command.note("drawing")
+    lines = (shown + capsys.readouterr().err).splitlines()
+    assert lines[0] == "playing ..." and lines[1].startswith("playing: ") and lines[-1] == "drawing ..."
+
+
+def test_stage_on_a_terminal_has_a_clock_that_goes_when_the_work_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with pytest.raises(SystemExit), command.working():
+        command.note("playing")
+        raise ConfigError("no")
+    shown = capsys.readouterr().err
+    assert shown.startswith("playing ...\n") and "0:00:00" in shown
+    assert shown.rstrip().endswith("rlstable: no") and command._stage._exit_callbacks == deque()
