@@ -322,7 +322,9 @@ def test_round_trip_through_the_form_of_brax_changes_nothing() -> None:
         config = tiny_config(ppo={"normalize_observations_mode": mode})
         loop_params = _untrained_parameters(config)
         observation = jax.ShapeDtypeStruct((4,), jnp.float32)
-        params, statistics = from_brax(config, to_brax(config, *loop_params, observation), *loop_params)
+        params, statistics = from_brax(
+            config.ppo, config.network, to_brax(config.ppo, config.network, *loop_params, observation), *loop_params
+        )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), (params, statistics), tuple(loop_params))
 
 
@@ -389,7 +391,7 @@ def one_iteration(env: Any, settings: dict[str, Any], folder: Path) -> Any:
     loop = TrainingLoop(config, folder / "run", environments=Environments(env, env))
     run = loop.single
     initial = brax_ppo.train(env, **{**settings, "num_timesteps": 0})[1]
-    run.start_from(*from_brax(config, initial, *run.parameters))
+    run.start_from(*from_brax(config.ppo, config.network, initial, *run.parameters))
     env_state = run.setup.env.reset(jax.random.split(key_env, settings["num_envs"]))
     state = dataclasses.replace(run.state, env_state=env_state, key=jax.random.split(epoch_key, 1)[0])
     state = sharding.place(state, run.programs.mesh, SPECS)
@@ -398,7 +400,7 @@ def one_iteration(env: Any, settings: dict[str, Any], folder: Path) -> Any:
     assert (float(state.tuning.learning_rate) != np.float32(config.ppo.learning_rate)) == adapts
     loop.close()
     observation = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
-    return to_brax(config, *sharding.first_device((state.params, state.normalizer)), observation)
+    return to_brax(config.ppo, config.network, *sharding.first_device((state.params, state.normalizer)), observation)
 
 
 def test_folder_of_a_run_on_an_environment_object_names_its_class(trained: dict[str, Any]) -> None:

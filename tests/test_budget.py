@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1]
 CORE = (
     "guards", "ppo", *(f"device/{name}.py" for name in ("counter", "packed", "reflection", "shared", "sharding")),
     *(f"device/{name}.py" for name in ("precision", "seed_devices", "transforms", "trees")),
-    *(f"envs/{name}.py" for name in ("capture", "episodes", "resets", "shared_leaves", "vector")),
+    *(f"envs/{name}.py" for name in ("capture", "episodes", "shared_leaves", "vector")),
     *(f"supervise/{name}.py" for name in ("recovery", "remedies", "return_watch", "snapshots", "stop_reasons")),
 )  # fmt: skip
 APPS = (
-    "brax_ppo", "demo", "doctor", "export", "gym", "play.py", "render", "replay", "report", "robot",
+    "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "playground")),
 )  # fmt: skip
 BUDGETS = {"core": 6700, "run": 14_070, "apps": 10_800}

@@ -96,7 +96,7 @@ def armed(config: Config, env: Any) -> tuple[PPO, TrainState]:
     resets, count = Resets(vector, config.ppo.num_envs), config.ppo.num_envs
     env_state = resets.draw(jax.random.PRNGKey(config.seed), count)
     pool = resets.pool(jax.random.PRNGKey(config.seed + 1), count) if vector.uses_pool else None
-    ppo = faults.arm(make_ppo(config, vector, env.action_size))
+    ppo = faults.arm(make_ppo(config, vector, env.action_size), config.precision.matmul, config.fault.below)
     return ppo, faults.armed_state(init_state(ppo, jax.random.PRNGKey(config.seed + 2), env_state, pool), config.fault)
 
 

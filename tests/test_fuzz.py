@@ -198,7 +198,7 @@ def test_one_bad_number_leaves_the_training_state_finite(trained: Trained, corru
     within the limits is valid, but the KL limiter may roll the iteration back.
     """
     event(corruption["site"])
-    allowed = abs(corruption["value"]) <= trained.ppo.config.guards.quarantine.max_abs_observation
+    allowed = abs(corruption["value"]) <= tiny_config(guards={}).guards.quarantine.max_abs_observation
     state = trained.state
     for own in (Corruption.of(**corruption), HEALTHY, HEALTHY, HEALTHY):
         before = int(state.counters.episodes)

@@ -67,6 +67,6 @@ def test_only_a_recurrent_policy_solves_a_task_that_hides_what_it_showed_before(
 ) -> None:
     """The best return is 1 with memory and 0 without memory."""
     ppo, state = train(Recall(), 120, guarded=True, recurrent=recurrent, unroll_length=8)
-    policy = make_policy(ppo.config, ppo.networks, state.params, state.normalizer)
+    policy = make_policy(ppo.networks, state.params, state.normalizer, ppo.precision.matmul, True)
     episodes = run_episodes(ppo.env, policy, jax.random.split(jax.random.PRNGKey(0), 64), jax.random.PRNGKey(1))  # type: ignore[arg-type]
     assert low <= float(episodes.metrics["reward"].mean()) <= high + 1e-6

@@ -52,7 +52,7 @@ class BraxCalls:
         """A copy of the present parameters in Brax's form; the next iteration reuses the memory of the original."""
         run = self.loop.single
         params, statistics = jax.tree.map(jnp.array, sharding.first_device(run.parameters))
-        return to_brax(run.config, params, statistics, self._observation)
+        return to_brax(run.config.ppo, run.config.network, params, statistics, self._observation)
 
     def __call__(self, step: int, row: Row) -> None:
         if "training/iteration" in row:

@@ -11,7 +11,9 @@ import numpy as np
 from brax.training.acme import running_statistics
 from brax.training.types import UInt64
 
-from rlstable.config import Config, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.networks import NetworkConfig
+from rlstable.config.ppo import PPOConfig
 from rlstable.device.counter import WideCounter
 from rlstable.device.trees import Observation, Params, PyTree
 from rlstable.ppo.normalizer import Statistics
@@ -20,17 +22,18 @@ from rlstable.ppo.normalizer import Statistics
 BraxParams = tuple[running_statistics.RunningStatisticsState, Params, Params]
 
 
-def to_brax(config: Config, params: Params, statistics: Statistics, observation: Observation) -> BraxParams:
+def to_brax(
+    ppo: PPOConfig, network: NetworkConfig, params: Params, statistics: Statistics, observation: Observation
+) -> BraxParams:
     """The result of `brax.training.agents.ppo.train`, from the parameters and statistics of a run.
 
     Parts of `observation`, the shapes of a whole one, that no network reads get mean 0 and deviation 1.
     """
     policy, value = params["policy"], params["value"]
-    if config.network.distribution_type == "tanh_normal":
+    if network.distribution_type == "tanh_normal":
         policy = {"params": policy["params"]["mlp"]}
-    if config.network.use_distributional_critic:
+    if network.use_distributional_critic:
         value = {"params": {"MLP_0": value["params"]}}
-    ppo = config.ppo
     empty = running_statistics.init_state(
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), observation),
         std_eps=ppo.normalize_observations_std_eps,
@@ -52,7 +55,13 @@ def to_brax(config: Config, params: Params, statistics: Statistics, observation:
 
 
 def from_brax(
-    config: Config, restored: BraxParams, params: Params, statistics: Statistics, *, value: bool = True
+    ppo: PPOConfig,
+    network: NetworkConfig,
+    restored: BraxParams,
+    params: Params,
+    statistics: Statistics,
+    *,
+    value: bool = True,
 ) -> tuple[Params, Statistics]:
     """Converts `restored` parameters in Brax's form to those of a run, which they must fit.
 
@@ -60,19 +69,19 @@ def from_brax(
     """
     brax_statistics, policy, brax_value = restored
     policy = _plain(policy)
-    if config.network.distribution_type == "tanh_normal":
+    if network.distribution_type == "tanh_normal":
         policy = {"params": {"mlp": policy["params"]}}
     new: Params = {**params, "policy": _fitted(policy, params["policy"], "policy")}
     if value:
         brax_value = _plain(brax_value)
-        if config.network.use_distributional_critic:
+        if network.use_distributional_critic:
             brax_value = {"params": brax_value["params"]["MLP_0"]}
         new["value"] = _fitted(brax_value, params["value"], "value network")
-    if not config.ppo.normalize_observations:
+    if not ppo.normalize_observations:
         return new, statistics
     count = brax_statistics.count
     count = WideCounter.of((int(count.hi) << 32) | int(count.lo) if hasattr(count, "hi") else int(count))
-    divisor = jnp.maximum(count.to_float(), 1.0) if config.ppo.normalize_observations_mode == "welford" else 1.0
+    divisor = jnp.maximum(count.to_float(), 1.0) if ppo.normalize_observations_mode == "welford" else 1.0
     mean, std, summed = (
         _fitted(_selected(part, statistics.mean), statistics.mean, "observation statistics")
         for part in (brax_statistics.mean, brax_statistics.std, brax_statistics.summed_variance)

@@ -110,7 +110,11 @@ def train(
     try:
         if run.host.iteration == 0:  # a resumed run continues from its checkpoint
             if restored is not None:
-                run.start_from(*from_brax(config, restored, *run.parameters, value=arguments["restore_value_fn"]))
+                run.start_from(
+                    *from_brax(
+                        config.ppo, config.network, restored, *run.parameters, value=arguments["restore_value_fn"]
+                    )
+                )
             arguments["policy_params_fn"](0, make_policy, calls.params)
     except BaseException:
         loop.close()

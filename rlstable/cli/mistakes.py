@@ -7,11 +7,11 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 
-from rlstable.compilation import compatibility
 from rlstable.config import Config, ConfigError
 from rlstable.config.defaults import config_dir
 from rlstable.config.extras import install
 from rlstable.config.schema import keys_named, unknown_key
+from rlstable.device import compatibility
 
 _QUOTES = "close each bracket and quote, and quote values with spaces or commas"
 _DEVICE = (

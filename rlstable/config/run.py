@@ -14,6 +14,7 @@ from rlstable.config.faults import FaultConfig
 from rlstable.config.guards import GuardsConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.ppo import PPOConfig
+from rlstable.config.precision import PrecisionConfig
 from rlstable.config.robot import DESCRIPTIONS, TaskConfig
 from rlstable.config.schema import (
     ConfigError,
@@ -108,6 +109,11 @@ class EnvConfig(Section, at="env"):
         return self.name.partition(":")[0].partition(".")[0]
 
     @property
+    def has_name(self) -> bool:
+        """Whether commands can load the environment, which is no object of Python."""
+        return self.source != "object"
+
+    @property
     def is_randomized(self) -> bool:
         by_ranges = self.task is not None and self.task.is_randomized
         return self.randomize or self.randomization_fn is not None or by_ranges
@@ -174,29 +180,6 @@ class EvalConfig(Section, at="eval"):
     randomize: Flag
     env_kwargs: Arguments | None
     target_return: Finite | None
-
-
-class LossScaleConfig(Section, at="precision.loss_scale"):
-    """Dynamic loss scaling for float16 networks."""
-
-    initial: Positive
-    floor: Positive
-    cap: Positive
-    growth_interval: Count
-
-    @model_validator(mode="after")
-    def _check(self) -> LossScaleConfig:
-        between = f"{self.initial} must lie between floor={self.floor} and cap={self.cap}"
-        require(self.floor <= self.initial <= self.cap, "initial", between)
-        return self
-
-
-class PrecisionConfig(Section, at="precision"):
-    """Precision of matrix products and networks. Parameters and optimizer state are always float32."""
-
-    matmul: Literal["default", "high", "highest", "x64"]
-    network: Literal["float32", "bfloat16", "float16"]
-    loss_scale: LossScaleConfig
 
 
 class WandbConfig(Section, at="logging.wandb"):

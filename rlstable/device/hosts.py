@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
+from rlstable.device import compatibility
 
 _CONFIG_ERROR = 2  # exit code
 _JOB_INDEX = "JOB_COMPLETION_INDEX"  # set by Kubernetes in the pods of an indexed job

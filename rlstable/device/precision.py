@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.config.run import LossScaleConfig, PrecisionConfig
+from rlstable.config.precision import LossScaleConfig, PrecisionConfig
 from rlstable.config.supervise import X64
 
 _EXPLICIT = "jax_explicit_x64_dtypes"

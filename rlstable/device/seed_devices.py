@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from rlstable.config import ConfigError
+from rlstable.config.schema import ConfigError
 from rlstable.device import sharding
 from rlstable.device.trees import PyTree
 

@@ -128,7 +128,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         if compiles:
             notify("playing random and extreme actions to measure the scale of rewards and the reach of actuators")
             played = play(env)
-            findings += reward_size(config, played) + fading_rewards(config, played)
+            findings += reward_size(config, played) + fading_rewards(played, config.env.training_length)
             if played.controls is not None and model is not None and played.controls.shape[-1] == model.nu:
                 findings += actuator_reach(model, played.controls)
     except ConfigError:

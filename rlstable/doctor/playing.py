@@ -66,11 +66,11 @@ def reward_size(config: Config, played: Played) -> list[Finding]:
     return [Finding("warning", "rewards", (), f"{what}, far from 1", remedy)]
 
 
-def fading_rewards(config: Config, played: Played) -> list[Finding]:
+def fading_rewards(played: Played, training_length: int) -> list[Finding]:
     """Notes rewards that fade in most episodes of random actions while no episode ends, as after a robot's fall."""
     first, last = jnp.mean(played.rewards[: _STEPS // 4], axis=0), jnp.mean(played.rewards[-_STEPS // 4 :], axis=0)
     faded = jnp.mean((first > 0.0) & (last < _FADED * first))
-    if not played.alive.all() or faded < _MOST or config.env.training_length <= _STEPS:
+    if not played.alive.all() or faded < _MOST or training_length <= _STEPS:
         return []
     what = f"random actions earn {short(float(jnp.mean(first)))} a step at first, less than {100 * _FADED:.0f} % "
     what += f"of that after {_STEPS * 3 // 4} steps, and no episode ends: most of training may teach nothing"

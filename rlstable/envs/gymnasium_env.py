@@ -16,7 +16,7 @@ from rlstable.config import ConfigError
 from rlstable.device.trees import PyTree
 from rlstable.envs.gymnasium_specs import spec_of
 from rlstable.envs.gymnasium_tasks import TASKS, Transition, View
-from rlstable.robot.simulator import MjxSimulator, Simulator
+from rlstable.envs.simulator import MjxSimulator, Simulator
 
 
 @struct.dataclass

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import mujoco
 
-from rlstable.compilation.compatibility import mjx_arrays
+from rlstable.device.compatibility import mjx_arrays
 
 _IMPL = ("cinert", "cfrc_ext")  # arrays that MJX keeps in a part of its state
 

@@ -23,9 +23,9 @@ from rlstable.config.networks import NetworkConfig
 from rlstable.device.shared import vmapped
 from rlstable.device.trees import Env, EnvState, PyTree
 from rlstable.envs.history import without_history
-from rlstable.envs.randomized import MODEL, RandomizedEnv
+from rlstable.envs.randomized import RandomizedEnv
 from rlstable.envs.shared_leaves import mark
-from rlstable.envs.vector import FIRST_STATE, episode_entries
+from rlstable.envs.vector import FIRST_STATE, MODEL, episode_entries
 
 _FIELDS = ("obs", "reward", "done", "metrics", "info")
 _STATE = f"it must return a state with {', '.join(_FIELDS)} and pipeline_state (brax.envs.State) or data (Playground)"

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import jax
 
-from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
+from rlstable.device import compatibility
 from rlstable.device.mjx import implementation
 from rlstable.device.trees import Env
 from rlstable.envs import playground

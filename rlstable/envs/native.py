@@ -19,7 +19,8 @@ from brax.base import Base, Motion, Transform
 from brax.envs.base import PipelineEnv
 from flax import struct
 
-from rlstable.compilation import compatibility, ffi
+from rlstable.compilation import ffi
+from rlstable.device import compatibility
 from rlstable.device.machine import share_of_cores
 from rlstable.device.trees import Env, EnvState, PyTree
 from rlstable.envs.gymnasium_env import GymnasiumEnv
@@ -195,7 +196,7 @@ def _install(env: PipelineEnv, pipeline: Pipeline) -> None:
 
 
 def _install_as_simulator(env: Env, pipeline: Pipeline) -> None:
-    """Replaces the `rlstable.robot.simulator.Simulator` of a robot or of a task of Gymnasium."""
+    """Replaces the `rlstable.envs.simulator.Simulator` of a robot or of a task of Gymnasium."""
     vars(env)["simulator"] = pipeline
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstable.compilation import compatibility
+from rlstable.device import compatibility
 
 
 def with_functions(module: types.ModuleType, **functions: Callable[..., object]) -> types.SimpleNamespace:

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlstable.compilation.compatibility import RANDOMIZED_FIELDS, without_solver_lines
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
+from rlstable.device.compatibility import RANDOMIZED_FIELDS, without_solver_lines
 from rlstable.device.mjx import implementation
 
 if TYPE_CHECKING:  # the command imports this module before JAX

@@ -13,12 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
+from rlstable.device import compatibility
 from rlstable.device.trees import Env, EnvState, PyTree
+from rlstable.envs.vector import MODEL
 from rlstable.envs.wrapper import EnvWrapper
-
-MODEL = "model"  # the entry of `info`
 
 # `(model, rng=[B]) -> (model with batched leaves, tree of 0 for batched leaves and None for the others)`
 RandomizationFn = Callable[..., tuple[PyTree, PyTree]]

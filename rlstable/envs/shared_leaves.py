@@ -7,8 +7,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rlstable.compilation import compatibility
-from rlstable.config import ConfigError
+from rlstable.config.schema import ConfigError
+from rlstable.device import compatibility
 from rlstable.device.shared import Shared
 from rlstable.device.trees import EnvState
 from rlstable.guards.env import physics

@@ -21,7 +21,6 @@ from rlstable.device.shared import Shared, shared_in, vmapped, with_shared_of, w
 from rlstable.device.transforms import on_accelerator, select_if
 from rlstable.device.trees import Env, EnvState, PyTree
 from rlstable.envs import capture
-from rlstable.envs.randomized import MODEL
 from rlstable.envs.shared_leaves import contact_norms, mark
 from rlstable.guards.base import Guard, GuardState, all_finite, both, fold, select
 from rlstable.guards.env import EnvContext, physics, physics_field, without_fields
@@ -36,6 +35,7 @@ _EPISODE = ("steps", "truncation", "time_out", "episode_done", "episode_metrics"
 _PRESERVED, _DONE_COUNT = "AutoResetWrapper_preserve_info", "AutoResetWrapper_done_count"
 GuardStates = dict[str, GuardState]  # by name
 # An environment keeps its randomised model.
+MODEL = "model"  # the entry of `info` with the parameters that randomisation gave an environment
 _NEVER_RESET = (FIRST_STATE, MODEL, _DONE_COUNT, *_EPISODE)
 
 

@@ -72,6 +72,8 @@ class FaultyPPO(PPO):
     """PPO with the fault in its training state."""
 
     injection: Injection | None = None  # the fault inside an iteration; None outside
+    matmul: str = "highest"  # level of the precision
+    below: str | None = None
 
     def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
         fault, iterations = state.fault, state.counters.iterations
@@ -89,8 +91,7 @@ class FaultyPPO(PPO):
     @property
     def _precision_is_low(self) -> bool:
         """Whether the precision is below `fault.below`; the fault is only active at these levels."""
-        below = self.config.fault.below
-        return below is None or MATMUL_LEVELS.index(self.config.precision.matmul) < MATMUL_LEVELS.index(below)
+        return self.below is None or MATMUL_LEVELS.index(self.matmul) < MATMUL_LEVELS.index(self.below)
 
     def collect(self, state: TrainState, key: jax.Array) -> Rollout:
         """Collects experience, with bad standard deviations or log-probabilities if the fault hits."""
@@ -178,9 +179,11 @@ def after_rollback(state: TrainState, undone: int) -> TrainState:
     return dataclasses.replace(state, fault=fault._replace(start=earlier(fault.start), end=earlier(fault.end)))
 
 
-def arm(ppo: PPO) -> FaultyPPO:
+def arm(ppo: PPO, matmul: str, below: str | None) -> FaultyPPO:
     """PPO that injects the fault in its training state; its environments must come from `faulty_env`."""
-    return FaultyPPO(**{field.name: getattr(ppo, field.name) for field in dataclasses.fields(PPO)})
+    return FaultyPPO(
+        **{field.name: getattr(ppo, field.name) for field in dataclasses.fields(PPO)}, matmul=matmul, below=below
+    )
 
 
 def armed_state(state: TrainState, config: FaultConfig) -> TrainState:

@@ -208,7 +208,7 @@ def make_evaluator(
     env, precision = evaluation_env(config, single), level(config.precision)
 
     def play(params: Params, statistics: Statistics, keys: jax.Array, key: jax.Array) -> Episodes:
-        policy = make_policy(config, networks, params, statistics)
+        policy = make_policy(networks, params, statistics, precision.matmul, config.eval.deterministic)
         with precision.narrow():
             return run_episodes(env, policy, keys, jax.random.split(key)[0])
 
@@ -247,17 +247,16 @@ def require_same_observation(trained: Env, played: Env) -> None:
 
 
 def make_policy(
-    config: Config, networks: Networks, params: Params, statistics: Statistics
+    networks: Networks, params: Params, statistics: Statistics, matmul: str, deterministic: bool
 ) -> Callable[[Observation, jax.Array], jax.Array]:
     """A function from observations and a random key to actions `[B, A]`, without a guard.
 
     The actions of a recurrent policy are those for its own environment (`envs.recurrent`).
     """
-    matmul = level(config.precision).matmul
 
     def policy(obs: Observation, key: jax.Array) -> jax.Array:
         selected, memory = networks.select(obs), networks.memory(obs)
-        chosen = choose_action(networks, matmul, params, statistics, selected, key, config.eval.deterministic, memory)
+        chosen = choose_action(networks, matmul, params, statistics, selected, key, deterministic, memory)
         return joined(chosen.action, chosen.memory)
 
     return policy

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from rlstable.config import Config
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict, PackedRows
-from rlstable.device.precision import level
+from rlstable.device.precision import Precision, level
 from rlstable.device.reflection import Mirror
 from rlstable.device.trees import EnvState, Observation
 from rlstable.guards.base import no_trips
@@ -22,6 +22,7 @@ from rlstable.ppo.iteration import PPO
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.rollout import TrainingEnv
+from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import Counters, TrainState, Tuning
 
 
@@ -40,7 +41,7 @@ def make_ppo(
     """Builds networks, optimizer and guards of an iteration; `more_guards` are by site and name."""
     more = more_guards or {}
     return PPO(
-        config=config,
+        settings=settings_of(config),
         env=env,
         networks=make_networks(config, action_size),
         optimizer=Optimizer(config.ppo, config.guards.limiters, config.may_separate_rates),
@@ -52,12 +53,26 @@ def make_ppo(
     )
 
 
-def init_tuning(config: Config) -> Tuning:
+def settings_of(config: Config) -> Settings:
+    guards = config.guards
+    return Settings(
+        ppo=config.ppo,
+        limits=guards.limiters,
+        env_steps_per_iteration=config.env_steps_per_iteration,
+        total_steps=config.total_steps,
+        tightens=config.may_tighten_clipping,
+        watches_policy=guards.policy.enabled,
+        captures=config.supervise.incident.enabled,
+        staggered=config.env.stagger,
+    )
+
+
+def init_tuning(settings: Settings, precision: Precision) -> Tuning:
     """The tuning before any schedule, limiter or remedy has changed it."""
-    scale = level(config.precision).loss_scale
+    scale = precision.loss_scale
     # An array of its own for each field: the training state is donated, and no buffer may be donated twice.
     return Tuning(
-        learning_rate=jnp.float32(config.ppo.learning_rate),
+        learning_rate=jnp.float32(settings.ppo.learning_rate),
         learning_rate_scale=jnp.float32(1.0),
         step_scale=jnp.float32(1.0),
         policy_rate_scale=jnp.float32(1.0),
@@ -66,7 +81,7 @@ def init_tuning(config: Config) -> Tuning:
         clip_scale=jnp.float32(1.0),
         loss_scale=jnp.float32(1.0 if scale is None else scale.initial),
         good_steps=jnp.int32(0),
-        total_steps=WideCounter.of(config.total_steps) if config.ppo.schedules_by_progress else None,
+        total_steps=WideCounter.of(settings.total_steps) if settings.ppo.schedules_by_progress else None,
     )
 
 
@@ -97,12 +112,12 @@ def with_environments(
     The tuning is data of the state and not a constant of `init_program`, so that changing it compiles nothing. The pool
     is None if no environment draws from it; `devices` share the environments.
     """
-    captures = ppo.env.guards and ppo.config.supervise.incident.enabled
+    captures = ppo.env.guards and ppo.settings.captures
     return dataclasses.replace(
         state,
         env_state=env_state,
         reset_pool=reset_pool,
-        tuning=init_tuning(ppo.config),
+        tuning=init_tuning(ppo.settings, ppo.precision),
         incident=ppo.env.empty_slot(env_state, ppo.networks.output_size, devices) if captures else None,
     )
 
@@ -115,9 +130,9 @@ def _init_state(ppo: PPO, observation: Observation, key: jax.Array) -> TrainStat
     if guards:
         trips = dataclasses.replace(trips, whole=WideCounter(trips.whole, trips.whole))
     zero = WideCounter.zero()
-    rewards = reward.init(ppo.config.ppo.num_envs, ppo.config.ppo, ppo.config.guards.limiters)
+    rewards = reward.init(ppo.settings.ppo.num_envs, ppo.settings.ppo, ppo.settings.limits)
     statistics = normalizer.init(observation)
-    if ppo.config.ppo.normalize_values:
+    if ppo.settings.ppo.normalize_values:
         statistics = dataclasses.replace(statistics, value=normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)))
     return TrainState(
         params=params,

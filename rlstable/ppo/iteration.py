@@ -20,7 +20,6 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.device.packed import PackedDict
 from rlstable.device.precision import Precision
@@ -39,6 +38,7 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.records import Batch, Collected, Minibatch
 from rlstable.ppo.rollout import Rollout, TrainingEnv, collect
+from rlstable.ppo.settings import Settings
 from rlstable.ppo.sgd import SGD
 from rlstable.ppo.state import Metrics, TrainState, Tuning
 from rlstable.ppo.trust_region import TrustRegion
@@ -52,7 +52,7 @@ class PPO:
     `mirror` is the mirror of observations and actions; None without `ppo.symmetry`.
     """
 
-    config: Config
+    settings: Settings
     env: TrainingEnv
     networks: Networks
     optimizer: Optimizer
@@ -67,9 +67,9 @@ class PPO:
 
         A pure function: the caller maps it over devices and compiles it.
         """
-        trust_region = TrustRegion(self.config, self.networks, self.optimizer)
+        trust_region = TrustRegion(self.settings, self.networks, self.optimizer)
         value_units = ValueUnits(self.networks, self._objective)
-        sgd = SGD(self.config, self.optimizer, self.precision, self.update_guards, self.gradient)
+        sgd = SGD(self.settings, self.optimizer, self.precision, self.update_guards, self.gradient)
         with self.precision.traced():
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
             state = trust_region.before_first_batch(state)
@@ -83,12 +83,12 @@ class PPO:
             data, rewards, reward_metrics = reward.shape(
                 data,
                 rewards,
-                self.config.ppo,
-                self.config.guards.limiters,
+                self.settings.ppo,
+                self.settings.limits,
                 functools.partial(self._expected_rewards, state, data),
             )
             if self.mirror is not None:
-                unrolls = self.config.ppo.rows // self.config.ppo.num_envs
+                unrolls = self.settings.ppo.rows // self.settings.ppo.num_envs
                 data = with_mirror_image(data, self.mirror, self.networks, state, unrolls)
 
             state, update = trust_region.before_sgd(state, data)
@@ -103,7 +103,7 @@ class PPO:
             params, after = value_units.after_sgd(result.progress.params, after, data)
             opt_state = result.progress.opt_state
 
-            values = iteration_metrics(self.config, self.networks, state, statistics, data, result)
+            values = iteration_metrics(self.settings, self.networks, state, statistics, data, result)
             values |= rollout.metrics | reward_metrics | distance_metrics
             context = StateContext(
                 (params, opt_state, (after, rewards.statistics)),
@@ -127,7 +127,7 @@ class PPO:
 
     def collect(self, state: TrainState, key: jax.Array) -> Rollout:
         """Collects one batch of experience."""
-        return collect(state, key, env=self.env, networks=self.networks, config=self.config)
+        return collect(state, key, env=self.env, networks=self.networks, settings=self.settings)
 
     def gradient(
         self,
@@ -149,7 +149,7 @@ class PPO:
     ) -> Batch:
         """The batch for SGD: preprocessed experience, and targets if they are computed once per iteration."""
         data = preprocess_batch(self.networks, statistics, data)
-        per_iteration = self.config.ppo.gae == "per_iteration"
+        per_iteration = self.settings.ppo.gae == "per_iteration"
         targets = self._objective.targets(state.params, statistics, data) if per_iteration else None
         return Batch(data, targets, reference)
 
@@ -167,7 +167,7 @@ class PPO:
         trips = PackedDict.of(
             {name: sharding.total(s.trips) if name in per_device else s.trips for name, s in guard_state.items()}
         )
-        counters = state.counters.after(self.config.env_steps_per_iteration, accepted, episodes, trips)
+        counters = state.counters.after(self.settings.env_steps_per_iteration, accepted, episodes, trips)
         exhausted = {name: guard.exhausted(guard_state[name]) for name, guard in self.state_guards.items()}
         metrics = Metrics(PackedDict.of(values), trips, counters, jnp.asarray(healthy), PackedDict.of(exhausted))
         memory = {name: s.memory for name, s in guard_state.items()}
@@ -175,5 +175,5 @@ class PPO:
 
     @property
     def _objective(self) -> LossGradient:
-        loss = Loss(self.networks.without_preprocessing, self.config.ppo, self.config.guards.limiters)
-        return LossGradient(loss, self.precision.loss_scale is not None, self.config.may_tighten_clipping)
+        loss = Loss(self.networks.without_preprocessing, self.settings.ppo, self.settings.limits)
+        return LossGradient(loss, self.precision.loss_scale is not None, self.settings.tightens)

@@ -18,19 +18,19 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import Config
 from rlstable.device.transforms import select_if
 from rlstable.device.trees import PyTree
+from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import Tuning
 
 # A rate 1,000 times too high is corrected within 5 iterations. One overshoot by chance is forgotten after 28.
 _SHRINK, _GROW, _MIN_STEP_SCALE = 0.25, 1.05, 1e-6
 
 
-def limit(config: Config, tuning: Tuning) -> jax.Array | float | None:
+def limit(settings: Settings, tuning: Tuning) -> jax.Array | float | None:
     """Largest mean distance of the policy in nats, tightened by remedies; None for no limit."""
-    configured = config.guards.limiters.kl
-    return configured if configured is None or not config.may_tighten_clipping else configured * tuning.clip_scale
+    configured = settings.limits.kl
+    return configured if configured is None or not settings.tightens else configured * tuning.clip_scale
 
 
 def check(

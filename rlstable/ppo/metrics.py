@@ -7,7 +7,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.guards import masked
@@ -16,18 +15,24 @@ from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected
+from rlstable.ppo.settings import Settings
 from rlstable.ppo.sgd import SGDCarry
 from rlstable.ppo.state import TrainState
 
 
 def iteration_metrics(
-    config: Config, networks: Networks, state: TrainState, statistics: Statistics, data: Collected, sgd_result: SGDCarry
+    settings: Settings,
+    networks: Networks,
+    state: TrainState,
+    statistics: Statistics,
+    data: Collected,
+    sgd_result: SGDCarry,
 ) -> dict[str, jax.Array]:
     """Metrics of SGD, limiters and samples; means over accepted minibatches are NaN if none was accepted.
 
     `state` is the training state before the iteration, and `statistics` are those that SGD used.
     """
-    limits, minibatches = config.guards.limiters, config.ppo.num_updates_per_batch * config.ppo.num_minibatches
+    limits, minibatches = settings.limits, settings.ppo.num_updates_per_batch * settings.ppo.num_minibatches
     share = masked.share(data.valid)
 
     def mean(x: jax.Array) -> jax.Array:
@@ -39,12 +44,12 @@ def iteration_metrics(
     if sgd_result.skipped is not None:
         values["limiters/kl/active"] = sgd_result.skipped / minibatches
         values["training/step_scale"] = sgd_result.tuning.step_scale
-    if limits.observation_outlier is not None and config.ppo.normalize_observations:
+    if limits.observation_outlier is not None and settings.ppo.normalize_observations:
         outlier_share = normalizer.outlier_share(data.observation, state.normalizer, limits.observation_outlier)
         values["limiters/observation_outlier/active"] = mean(outlier_share)
     if limits.observation is not None:
         values["limiters/observation/active"] = mean(networks.beyond(statistics, data.observation, limits.observation))
-    if config.network.distribution_type == "normal":
+    if networks.config.distribution_type == "normal":
         values["training/action_size"] = jnp.sqrt(mean(jnp.mean(jnp.square(data.raw_action), axis=-1)))
     if data.valid is not None:
         values["training/valid_share"] = sharding.mean(jnp.mean(data.valid.astype(jnp.float32)))

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import DTypeLike
 
-from rlstable.config import ConfigError
 from rlstable.config.networks import NetworkConfig
+from rlstable.config.schema import ConfigError
 
 _MIN_STD = 0.001  # Brax's tanh-normal: softplus + 0.001
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import DTypeLike
 
-from rlstable.config import ConfigError
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
+from rlstable.config.schema import ConfigError
 from rlstable.device.trees import MEMORY, Observation, Params, PyTree
 from rlstable.guards import limiters
 from rlstable.ppo import normalizer

@@ -11,7 +11,7 @@ import optax
 
 from rlstable.config.guards import LimiterConfig
 from rlstable.config.ppo import PPOConfig
-from rlstable.config.run import LossScaleConfig
+from rlstable.config.precision import LossScaleConfig
 from rlstable.device.counter import WideCounter
 from rlstable.device.trees import PyTree
 from rlstable.guards import limiters

@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import Config
 from rlstable.config.schema import INT32_MAX
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
@@ -19,6 +18,7 @@ from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, initial_states
 from rlstable.ppo.networks import Networks, joined
 from rlstable.ppo.records import Collected
+from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import Slot, TrainState
 
 
@@ -92,9 +92,9 @@ class _Episodes(NamedTuple):
 _Running = tuple[EnvState, dict[str, GuardState], Slot | None]
 
 
-def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Networks, config: Config) -> Rollout:
+def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Networks, settings: Settings) -> Rollout:
     """Runs every environment for as many unrolls as one iteration needs, with a random key of this device."""
-    ppo = config.ppo
+    ppo = settings.ppo
     needs_value = ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration"
 
     def act_and_step(
@@ -123,7 +123,7 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             "time_out": info["time_out"] if ppo.bootstrap_on_timeout else None,
         }
         done, totals = info["episode_done"], info["episode_metrics"]
-        if config.env.stagger:  # the first episode of an environment is not whole
+        if settings.staggered:  # the first episode of an environment is not whole
             done = jnp.where(info["steps"] == totals["length"], done, 0.0)
         episodes = _Episodes(step.state.reward, done, totals)
         return (step.state, step.guard_state, step.incident), (sample, episodes)

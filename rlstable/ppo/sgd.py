@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstable.config import Config
 from rlstable.device.packed import PackedDict
 from rlstable.device.precision import Precision
 from rlstable.device.trees import PyTree
@@ -24,6 +23,7 @@ from rlstable.ppo.networks import Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Candidate, Optimizer, adapt_loss_scale, adapt_to_kl
 from rlstable.ppo.records import Batch, Minibatch
+from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import Counters, TrainState, Tuning
 
 Mask = jax.Array | bool
@@ -91,7 +91,7 @@ class SGD:
         gradient: Computes the gradient of the loss on a minibatch over all devices, and metrics of the loss.
     """
 
-    config: Config
+    settings: Settings
     optimizer: Optimizer
     precision: Precision
     guards: Mapping[str, Guard]
@@ -110,12 +110,12 @@ class SGD:
         key: jax.Array,
     ) -> SGDCarry:
         """Runs all epochs over one batch."""
-        skipped = None if self.config.guards.limiters.kl is None else jnp.zeros((), jnp.int32)
+        skipped = None if self.settings.limits.kl is None else jnp.zeros((), jnp.int32)
         layout = ParamFlattener.of(state.params)
         start = self.start(state)
         start = start._replace(params=layout.join(start.params), opt_state=layout.join_subtrees(start.opt_state))
         carry = SGDCarry(start, state.tuning, guard_state, key, skipped)
-        rows = batch.collected.log_prob.shape[0] // self.config.ppo.num_minibatches
+        rows = batch.collected.log_prob.shape[0] // self.settings.ppo.num_minibatches
         # `jax.jit` makes `eval_shape` and the loop share one trace.
         traced_once = jax.jit(functools.partial(self.step, layout), inline=True)
 
@@ -132,7 +132,7 @@ class SGD:
         (carry, _), _ = jax.lax.scan(
             lambda loop, _: (self._epoch(*loop, batch, step), None),
             (carry, fallback),
-            length=self.config.ppo.num_updates_per_batch,
+            length=self.settings.ppo.num_updates_per_batch,
         )
         progress = carry.progress._replace(
             params=layout.split(carry.progress.params),
@@ -166,7 +166,7 @@ class SGD:
             return (_with_sums(carry, dataclasses.replace(sums, whole=sums.whole + metrics.whole)), key), None
 
         # Shuffling row numbers instead of data avoids a second copy of the batch.
-        minibatches = jnp.reshape(order, (self.config.ppo.num_minibatches, -1))
+        minibatches = jnp.reshape(order, (self.settings.ppo.num_minibatches, -1))
         shares = masked.shares(batch.collected.valid, minibatches)
         (after, _), _ = jax.lax.scan(take_rows, (carry, key_loss), (minibatches, shares))
         progress, fallback = kl_limiter.close_epoch(after.skipped, carry.progress, fallback, after.progress)
@@ -199,7 +199,7 @@ class SGD:
             candidate.parameter_norm,
         )
         (new_params, new_opt), ok, guard_state = fold(self.guards, context, carry.guard_state)
-        limit = kl_limiter.limit(self.config, proposal.tuning)
+        limit = kl_limiter.limit(self.settings, proposal.tuning)
         updating, skipped, tuning = kl_limiter.check(carry.skipped, metrics, proposal.tuning, limit)
         ok = both(both(ok, proposal.usable), updating)
         if carry.skipped is not None:
@@ -242,13 +242,13 @@ class SGD:
             usable = both(usable, finite)
             judged = finite | (tuning.loss_scale <= loss_scale.floor)
             tuning = select(updating, adapt_loss_scale(tuning, finite, loss_scale), tuning)
-        if self.config.ppo.learning_rate_schedule == "adaptive_kl":
-            adapted = adapt_to_kl(tuning, metrics["training/kl_mean"], self.config.ppo)
+        if self.settings.ppo.learning_rate_schedule == "adaptive_kl":
+            adapted = adapt_to_kl(tuning, metrics["training/kl_mean"], self.settings.ppo)
             tuning = select(updating, adapted, tuning)
         # Schedules use the steps at the iteration's end: the first iteration of a warm-up must not have rate 0.
-        env_steps = counters.env_steps + self.config.env_steps_per_iteration
+        env_steps = counters.env_steps + self.settings.env_steps_per_iteration
         rates = self.optimizer.rates(tuning, env_steps)
-        clip_scale = tuning.clip_scale if self.config.may_tighten_clipping else None
+        clip_scale = tuning.clip_scale if self.settings.tightens else None
         candidate = self.optimizer.candidate(
             gradients, norm, before.opt_state, before.params, rates, clip_scale, layout
         )

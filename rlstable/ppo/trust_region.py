@@ -12,7 +12,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import Config
 from rlstable.device import sharding
 from rlstable.device.transforms import apply_if
 from rlstable.device.trees import PyTree
@@ -24,6 +23,7 @@ from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.records import Collected, swap_axes
+from rlstable.ppo.settings import Settings
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import TrainState, Tuning
 
@@ -57,7 +57,7 @@ class NormalizerUpdate(NamedTuple):
 class TrustRegion:
     """The bound on the policy's distance over a whole iteration; the networks are those for raw observations."""
 
-    config: Config
+    settings: Settings
     networks: Networks
     optimizer: Optimizer
 
@@ -67,7 +67,7 @@ class TrustRegion:
         The first batch has no statistics yet. Raw observations of a thousand would saturate the policy that collects,
         and the policy would learn from actions that it never chooses again.
         """
-        if self.config.guards.limiters.observation_shift is None or not self.config.ppo.normalize_observations:
+        if self.settings.limits.observation_shift is None or not self.settings.ppo.normalize_observations:
             return state
         statistics, observation = state.normalizer, self.networks.select(state.env_state.obs)
         sizes = jax.tree.map(lambda x: sharding.maximum(jnp.max(jnp.abs(x), axis=0)), observation)
@@ -77,7 +77,7 @@ class TrustRegion:
 
     def before_sgd(self, state: TrainState, data: Collected) -> tuple[TrainState, NormalizerUpdate]:
         """The state and the observation statistics that SGD starts from; Brax moves the normaliser here."""
-        if not (self.config.ppo.normalize_observations and self.config.ppo.updates_normalizer_first):
+        if not (self.settings.ppo.normalize_observations and self.settings.ppo.updates_normalizer_first):
             return state, NormalizerUpdate(state.normalizer, state.params, None)
         update = self._updated(state, state.normalizer, state.params, data, collecting=True)
         return dataclasses.replace(state, params=update.params), update
@@ -99,7 +99,7 @@ class TrustRegion:
         Returns:
             The SGD result and the statistics, both undone after an overshoot, and metrics.
         """
-        if self.config.ppo.normalize_observations and not self.config.ppo.updates_normalizer_first:
+        if self.settings.ppo.normalize_observations and not self.settings.ppo.updates_normalizer_first:
             update = self._updated(state, statistics, result.progress.params, data)
             result = result._replace(progress=result.progress._replace(params=update.params))
             statistics = update.statistics
@@ -119,10 +119,10 @@ class TrustRegion:
         The first batch was collected with empty observation statistics, and the policy has learned nothing that could
         be lost. So for the first batch the reference is the policy with the new statistics.
         """
-        if self.config.guards.limiters.kl is None and not self.config.guards.policy.enabled:
+        if self.settings.limits.kl is None and not self.settings.watches_policy:
             return None
         reference = moments(data.distribution)
-        if self.config.ppo.normalize_observations and statistics is not state.normalizer:
+        if self.settings.ppo.normalize_observations and statistics is not state.normalizer:
 
             def with_new_statistics(_: ActionMoments) -> ActionMoments:
                 return self._moments(state.params, statistics, data)
@@ -157,13 +157,13 @@ class TrustRegion:
 
         `collecting` tells that these parameters and the old statistics collected the batch.
         """
-        limits = self.config.guards.limiters
-        intact = normalizer.with_divisors(old, self.config.ppo, limits.observation_shift)
+        limits = self.settings.limits
+        intact = normalizer.with_divisors(old, self.settings.ppo, limits.observation_shift)
         new, shifted, away = normalizer.update(
-            intact, data.observation, data.valid, self.config.ppo, limits.observation_outlier,
+            intact, data.observation, data.valid, self.settings.ppo, limits.observation_outlier,
             shift=limits.observation_shift,
         )  # fmt: skip
-        limit = kl_limiter.limit(self.config, state.tuning)
+        limit = kl_limiter.limit(self.settings, state.tuning)
         if limit is None and limits.observation_shift is None and not self.optimizer.separate_rates:
             return NormalizerUpdate(new, params, None)
         preserves = jnp.zeros((), bool)
@@ -198,19 +198,19 @@ class TrustRegion:
             return sgd_result, statistics, None
         sample, reference = subsample((data, reference), data.log_prob.shape)
         before = statistics
-        if self.config.ppo.normalize_observations and not self.config.ppo.updates_normalizer_first:
+        if self.settings.ppo.normalize_observations and not self.settings.ppo.updates_normalizer_first:
             moved = self.reference(state, statistics, sample)
             reference = reference if moved is None else moved
             before = select(state.normalizer.count == 0, statistics, state.normalizer)
 
         def measure(progress: SGDState, statistics: Statistics) -> jax.Array:
-            return self.mean_distance(progress.params, statistics, sample, reference, self.config.guards.limiters.kl)
+            return self.mean_distance(progress.params, statistics, sample, reference, self.settings.limits.kl)
 
         measured = measure(sgd_result.progress, statistics)
-        limit = kl_limiter.limit(self.config, sgd_result.tuning)
+        limit = kl_limiter.limit(self.settings, sgd_result.tuning)
         if sgd_result.skipped is None or limit is None:
             return sgd_result, statistics, measured
-        minibatches = self.config.ppo.num_updates_per_batch * self.config.ppo.num_minibatches
+        minibatches = self.settings.ppo.num_updates_per_batch * self.settings.ppo.num_minibatches
         overshot, skipped, tuning = kl_limiter.check_iteration(
             sgd_result.skipped, measured, sgd_result.tuning, limit, minibatches
         )

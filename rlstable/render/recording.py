@@ -68,7 +68,8 @@ class EpisodeRecorder:
             with self._precision.narrow():
                 policy = _random_policy(env.action_size)
                 if networks is not None:
-                    policy = make_policy(config, networks, params, statistics)
+                    matmul = self._precision.matmul
+                    policy = make_policy(networks, params, statistics, matmul, config.eval.deterministic)
                 return watch_episodes(vector, policy, jax.random.split(key_resets, episodes), key_policy, self._watched)
 
         self._play = jax.jit(play)

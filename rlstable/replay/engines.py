@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstable.config import Config, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.run import EnvConfig
 from rlstable.config.supervise import X64
 from rlstable.device.mjx import uses_warp
 from rlstable.device.precision import level
@@ -19,9 +20,8 @@ from rlstable.device.shared import row, vmapped
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_batch import set_arrays
 from rlstable.envs.mujoco_model import model_of, physics_steps, without_warnings
-from rlstable.envs.randomized import MODEL
 from rlstable.envs.recurrent import with_memory
-from rlstable.envs.vector import VectorEnv, without_first_state
+from rlstable.envs.vector import MODEL, VectorEnv, without_first_state
 from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, implementation, is_key
 from rlstable.supervise.incident import BadNumber, Incident, find_bad_numbers, group, limits_of
@@ -70,7 +70,7 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
         env = with_memory(load_env(config.env), config.network)
     traced = level(config.precision.model_copy(update=incident.facts["precision"])).traced()
     with jax.enable_x64(wide), contextlib.nullcontext() if wide else traced:
-        batch = jax.eval_shape(lambda key: _first_states(env, config, key), jax.random.PRNGKey(0))
+        batch = jax.eval_shape(lambda key: _first_states(env, config.env, key), jax.random.PRNGKey(0))
         template = jax.eval_shape(lambda states: row(states, 0), batch)
         state = _restored(template, incident, before)
         action = jnp.asarray(incident.arrays["action"], jnp.float64 if wide else jnp.float32)
@@ -85,7 +85,7 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
     arrays["action"] = incident.arrays["action"]
     note = "the environment draws random numbers in its step, which differ between float32 and float64"
     return Outcome(
-        engine, arrays, find_bad_numbers(arrays, limits_of(config)), note if wide and _draws(incident) else ""
+        engine, arrays, find_bad_numbers(arrays, limits_of(config.guards)), note if wide and _draws(incident) else ""
     )
 
 
@@ -122,7 +122,7 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
     if f"{root}/time" in before:
         data.time = float(before[f"{root}/time"])
     frames = physics_steps(env)
-    limits, note = limits_of(incident.config), ""
+    limits, note = limits_of(incident.config.guards), ""
     for frame in range(frames):
         with without_warnings():
             mujoco.mj_step(model, data)
@@ -149,7 +149,7 @@ def _state_before(incident: Incident) -> dict[str, np.ndarray]:
     config = incident.config
     with jax.enable_x64(False):
         env = with_memory(load_env(config.env), config.network)
-        first = jax.jit(lambda key: row(_first_states(env, config, key), 0))(jax.random.PRNGKey(0))
+        first = jax.jit(lambda key: row(_first_states(env, config.env, key), 0))(jax.random.PRNGKey(0))
         derived = {name: np.asarray(x) for name, x in _named(first) if group(name) == "physics"}
     return derived | saved
 
@@ -159,8 +159,8 @@ def _physics_of(before: Mapping[str, np.ndarray]) -> str | None:
     return next((root for root in ("pipeline_state", "data") if f"{root}/qacc_warmstart" in before), None)
 
 
-def _first_states(env: Any, config: Config, key: jax.Array) -> Any:
-    envs = VectorEnv(env, config.env.episode_length, config.env.action_repeat, {})
+def _first_states(env: Any, settings: EnvConfig, key: jax.Array) -> Any:
+    envs = VectorEnv(env, settings.episode_length, settings.action_repeat, {})
     return without_first_state(envs.reset(key[None]))
 
 

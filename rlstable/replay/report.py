@@ -44,7 +44,7 @@ def compare(incident: Incident, outcomes: list[Outcome]) -> Report:
         RUN: incident.part("after") | action,
         **{outcome.engine: outcome.arrays for outcome in outcomes},
     }
-    limits = limits_of(incident.config)
+    limits = limits_of(incident.config.guards)
     bad = {name: find_bad_numbers(columns[name], limits) for name in (BEFORE, RUN)}
     bad |= {outcome.engine: outcome.bad for outcome in outcomes}
     engines = [outcome.engine for outcome in outcomes]

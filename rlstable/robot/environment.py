@@ -15,18 +15,19 @@ import jax.numpy as jnp
 import mujoco
 from flax import struct
 
-from rlstable.compilation.compatibility import without_solver_lines
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.robot import TaskConfig
 from rlstable.config.schema import INT32_MAX, first_line
+from rlstable.device.compatibility import without_solver_lines
+from rlstable.device.reflection import Mirror
 from rlstable.device.trees import TRAINED_STEPS, Observation, PyTree
+from rlstable.envs.simulator import MjxSimulator, Simulator
 from rlstable.robot import actions, commands, terms
 from rlstable.robot.lists import KEY, Lists, seen_by_critic
 from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Observer, Part
-from rlstable.robot.simulator import MjxSimulator, Simulator
 
 MEMORY = "memory"  # the entry of `info`
 _SECONDS_A_PART, _SHARE_OF_RANGE = 2.0, 0.8  # of a course
@@ -124,6 +125,19 @@ class RobotEnv:
             parts = [part for part in (high[0], high[2], high[1], low[0]) if part.any()]
             copied.course = jnp.stack([jnp.zeros(3), *parts])
         return copied
+
+    def mirror(self, asked: str, history: int) -> tuple[Mirror | None, str | None]:
+        """The mirror of `history` observations and of actions, and with `if_symmetric` the reason if there is none.
+
+        Raises `ConfigError` if `asked` is `auto` and the robot or its task is not symmetric.
+        """
+        from rlstable.robot import symmetry
+
+        mirror, why = (symmetry.mirror_of(self), None) if asked == "auto" else symmetry.useful_mirror_of(self)
+        if mirror is None:
+            return None, why
+        stacked = {key: reflection.repeated(history) for key, reflection in mirror.observations.items()}
+        return mirror._replace(observations=stacked), None
 
     def motion(self, state: State) -> tuple[jax.Array, jax.Array]:
         """Velocity forward and sideways and turning rate, `[3]`: as commanded, and as the root body moves."""

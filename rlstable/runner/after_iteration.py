@@ -66,11 +66,14 @@ def finish_iteration(
     iterations. Returns the stop reason if the seed ends after this iteration, else None.
     """
     row = seed.log.evaluation(evaluation) if evaluation else {}
-    cause = cause_of(metrics, seed.host, seed.config, seed.return_check.collapsed)
-    if row or seed.schedule.finished or cause or requested_stop or seed.schedule.logs:
+    update, finished = seed.config.guards.finite_update, seed.schedule.finished
+    patience = update.patience if update.enabled else None
+    idle = seed.host.iterations_without_update
+    cause = cause_of(metrics, idle, patience, finished, seed.return_check.collapsed)
+    if row or finished or cause or requested_stop or seed.schedule.logs:
         seed.log.row(row)
     programs = seed.programs
-    decision = decide(cause, seed.schedule.finished, seed.host, seed.recovery, programs.levels_for, programs.shared)
+    decision = decide(cause, finished, seed.host, seed.recovery, programs.levels_for, programs.shared)
     seed.cause = decision.cause if decision.action in (Action.ROLL_BACK, Action.STOP) else seed.cause
     score = row.get("eval/episode_reward")
     match decision.action:

@@ -40,18 +40,18 @@ class Decision(NamedTuple):
     program: str | None = None  # with `needs_own_program`, the reason why the seed needs another program
 
 
-def cause_of(metrics: Metrics, host: HostState, config: Config, collapsed: bool) -> StopReason | None:
+def cause_of(
+    metrics: Metrics, iterations_without_update: int, patience: int | None, finished: bool, collapsed: bool
+) -> StopReason | None:
     """The failure of an iteration, as the stop reason of a run without recovery; None if nothing failed.
 
-    The last iteration has two more checks, because a run must not complete with a bad or untrained state. `collapsed`
-    is the answer of the return watch.
+    The last iteration has two more checks, because a run must not complete with a bad or untrained state. `patience`
+    with iterations that accepted no update, None without a bound; `collapsed` is the answer of the return watch.
     """
-    finished = host.step >= config.total_steps
     for name, exhausted in metrics.exhausted.items():
         if exhausted or (finished and name == "finite_state" and metrics.trips[name].any()):
             return StopReason.of_guard(name)
-    update = config.guards.finite_update
-    idle = update.enabled and host.iterations_without_update >= update.patience
+    idle = patience is not None and iterations_without_update >= patience
     untrained = finished and int(metrics.counters.updates) == 0
     if idle or untrained:
         return StopReason.no_update_accepted

@@ -48,7 +48,7 @@ class SeedLog:
         self._host = host
         failing = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
         self.logbook = logbook.Logbook(config, run_dir, console, failing)
-        self.telemetry = Telemetry(config, ppo)
+        self.telemetry = Telemetry(ppo)
         self._signs = Signs(config, self.event)
         self._update_guards = ppo.update_guards
         self.history: list[Row] = []
@@ -164,8 +164,8 @@ class SeedLog:
 class Telemetry:
     """Collects the metrics of a logging interval and makes a row of them: means, rates, counters, memory."""
 
-    def __init__(self, config: Config, ppo: PPO):
-        self._steps = config.env_steps_per_iteration
+    def __init__(self, ppo: PPO):
+        self._steps = ppo.settings.env_steps_per_iteration
         sites: list[Any] = [ppo.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards]
         self._causes = {name: guard.causes for site in sites for name, guard in site.items()}
         self._metrics: list[Metrics] = []

@@ -173,7 +173,7 @@ class TrainingLoop:
         ended = {number: reason for number, reason in before.items() if reason is not None}
         reasons = {*ended.values(), *(result.stop_reason for result in self._seeds.results.values())}
         if ended.keys() == self._seeds.unfinished.keys():
-            self._console.message(nothing_to_train(reasons, self.config))
+            self._console.message(nothing_to_train(reasons, self.config.total_steps, self.config.eval.target_return))
         self._end(ended)
         if self._seeds.unfinished:
             self._compile(self._seeds.training)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.config import Config
+from rlstable.config.guards import GuardsConfig
 from rlstable.device import hosts, sharding
 from rlstable.device.precision import Level
 from rlstable.envs.capture import cause_names
@@ -102,7 +103,8 @@ class Seed:
         fields = hosts.from_writer("result", lambda: read_result(self.run_dir)) or {}
         reached = fields.get("stop_reason") == StopReason.target_reached.name and fields.get("step") == self.host.step
         reached &= self.host.best_return is not None  # None: resumed with another task
-        return StopReason.target_reached if reached and stays_ended(fields, self.config) else None
+        reached = reached and stays_ended(fields, self.config.total_steps, self.config.eval.target_return)
+        return StopReason.target_reached if reached else None
 
     def start_from(self, params: Params, statistics: Statistics) -> None:
         """Replaces the parameters and the observation statistics of a new run, before the first iteration."""
@@ -178,7 +180,7 @@ def open_seed(
         incidents = Incidents(run_dir, config, causes, programs.versions, host.incidents, log.event)
         seed = Seed(
             config, run_dir, programs, host, keys, Schedule(config, host), log, state, snapshots,
-            Recovery(config.supervise.recovery, _patience(config)),
+            Recovery(config.supervise.recovery, _patience(config.guards)),
             ReturnCheck(config, host, keys, snapshots, log.event),
             incidents, saving, closing, confirmed_of(run_dir) if resumes else {},
         )  # fmt: skip
@@ -197,6 +199,5 @@ def open_seed(
         return seed
 
 
-def _patience(config: Config) -> dict[str, int]:
-    guards = config.guards
+def _patience(guards: GuardsConfig) -> dict[str, int]:
     return {"policy_diverged": guards.policy.patience, "value_loss_exploded": guards.value_loss.patience}

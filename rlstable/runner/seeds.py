@@ -188,8 +188,8 @@ class Seeds:
                 self.end(number, stop_reason or StopReason.error, advice)
             if self._config.seeds == 1:
                 return self.results[self._config.seed]
-            where = (self._run_dir, self._console, self._listeners, self.gone)
-            fields = finish_seeds(self._fields, stop_reason, advice, self._config, *where)
+            where = (self._run_dir, self._console, self._listeners, self._config.env.has_name, self.gone)
+            fields = finish_seeds(self._fields, stop_reason, advice, *where)
             results, reason = tuple(self.results[n] for n in sorted(self.results)), StopReason[fields["stop_reason"]]
             return Result(reason, self._run_dir, fields["step"], {}, [], results, fields["return"])
 
@@ -211,7 +211,7 @@ class Seeds:
             for number in config.each_seed:
                 folder = seed_folder(run_dir, number)
                 fields = read_result(folder) if resumes else None
-                if fields is not None and stays_ended(fields, config):
+                if fields is not None and stays_ended(fields, config.total_steps, config.eval.target_return):
                     value, reason = outcome_of(fields).value, StopReason[fields["stop_reason"]]
                     self._fields[number] = fields
                     self.results[number] = Result(reason, folder, fields["step"], {}, [], policy_return=value)

@@ -21,10 +21,12 @@ from rlstable.compilation.trace_cache import programs_of
 from rlstable.compilation.xla import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
+from rlstable.config.networks import NetworkConfig
 from rlstable.device import sharding
 from rlstable.device.mjx import uses_warp
 from rlstable.device.packed import PackedRows
 from rlstable.device.precision import Precision, level
+from rlstable.device.reflection import Mirror
 from rlstable.device.seed_devices import SeedDevices
 from rlstable.device.transforms import vmap_seeds
 from rlstable.device.trees import EnvState
@@ -32,11 +34,9 @@ from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.history import with_history
 from rlstable.envs.interface import check, require_unwrapped
 from rlstable.envs.load import Loaded, load
-from rlstable.envs.randomized import MODEL
 from rlstable.envs.recurrent import with_memory
 from rlstable.envs.resets import Resets
-from rlstable.envs.symmetry import mirror_of
-from rlstable.envs.vector import VectorEnv, pool_of
+from rlstable.envs.vector import MODEL, VectorEnv, pool_of
 from rlstable.ppo.build import init_program, make_ppo, with_environments
 from rlstable.ppo.guards import MoreGuards, env_guards
 from rlstable.ppo.iteration import PPO
@@ -112,10 +112,10 @@ class TrainingSetup:
         has_fault = config.fault.site is not None
         if has_fault:
             self.env = faults.faulty_env(self.env, config.fault)
-        mirror, self.without_mirror = mirror_of(config, single)
+        mirror, self.without_mirror = _mirror_of(single, config.ppo.symmetry, config.env.history, config.network)
         self.ppo: PPO = make_ppo(config, self.env, single.action_size, more, mirror)
         if has_fault:
-            self.ppo = faults.arm(self.ppo)
+            self.ppo = faults.arm(self.ppo, config.precision.matmul, config.fault.below)
         # A guard given as an object has no key for the trace cache.
         uncached = Builder(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
         self._programs = uncached if more else programs_of(config, stepping, single)
@@ -288,6 +288,14 @@ class TrainingSetup:
     def _with(self, state: TrainState, **parts: Any) -> TrainState:
         placed = {name: sharding.place(part, self._mesh, sharding.SPLIT) for name, part in parts.items()}
         return dataclasses.replace(state, **placed)
+
+
+def _mirror_of(env: Any, asked: str | None, history: int, network: NetworkConfig) -> tuple[Mirror | None, str | None]:
+    """The mirror of a robot for `ppo.symmetry`, or why there is none; the configuration has checked the source."""
+    if asked is None or network.recurrent is not None:
+        return None, asked and "the memory of a GRU has no mirror image"
+    mirror: tuple[Mirror | None, str | None] = env.unwrapped.mirror(asked, history)
+    return mirror
 
 
 def _with_models_of(before: Any, after: Any) -> Any:

@@ -48,8 +48,8 @@ def header(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
         ("task", f"{config.env.name}{model}{_physics(seed.setup.loaded)}"),
         ("device", _device(seed)),
         *getattr(getattr(seed.setup.loaded.env, "unwrapped", None), "header", ()),
-        ("steps", _steps(config, seed.programs.num_envs(seed.host))),
-        ("networks", _networks(config, seed)),
+        ("steps", _steps(seed)),
+        ("networks", _networks(seed)),
         ("run folder", short_path(run_dir)),
         *_services(config, seed, run_dir),
     ]
@@ -84,7 +84,8 @@ def _device(seed: Seed) -> str:
     return device if limit is None else f"{device}, {memory.readable(limit)} of memory"
 
 
-def _steps(config: Config, num_envs: int) -> str:
+def _steps(seed: Seed) -> str:
+    config, num_envs = seed.config, seed.programs.num_envs(seed.host)
     ppo, per_iteration = config.ppo, config.env_steps_per_iteration
     unrolls = ppo.batch_size * ppo.num_minibatches // ppo.num_envs
     factors = [f"{num_envs:,} environments"]
@@ -99,8 +100,8 @@ def _steps(config: Config, num_envs: int) -> str:
     return text
 
 
-def _networks(config: Config, seed: Seed) -> str:
-    network = config.network
+def _networks(seed: Seed) -> str:
+    network = seed.config.network
     sizes = {"policy": network.policy_hidden_layer_sizes, "value": network.value_hidden_layer_sizes}
     parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(seed.state.params))
     layers = ", ".join(f"{name} {'-'.join(map(str, widths)) or 'linear'}" for name, widths in sizes.items())
@@ -195,15 +196,15 @@ def _seed_prefix(seeds: list[str]) -> str:
 def finish_files(
     stop_reason: StopReason,
     fields: Mapping[str, Any],
-    config: Config,
     run_dir: Path,
     console: Console,
     listeners: Listeners,
+    by_name: bool,
     gone: bool,
 ) -> None:
     """Writes `result.json` and prints the summary. A file that cannot be written is only reported.
 
-    Nothing is written if the folder is `gone`: deleted, moved or replaced.
+    Nothing is written if the folder is `gone`: deleted, moved or replaced. `by_name`: the environment is no object.
     """
     try:
         if not gone:
@@ -219,7 +220,6 @@ def finish_files(
         saved_seeds = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
         policy = best_seed(run_dir) or next(iter(saved_seeds), run_dir)
     saved = not gone and any(map(has_checkpoint, (run_dir, *seed_folders(run_dir))))
-    by_name = config.env.source != "object"
     rows = describe(stop_reason, fields, run_dir, policy if saved else None, by_name)
     for seed, seed_fields in (seeds or {}).items():
         folder = seed_folder(run_dir, seed)
@@ -241,7 +241,9 @@ def finish_seed(seed: Seed, stop_reason: StopReason) -> dict[str, Any]:
         if hosts.is_writer():
             seed.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             log.logbook.wait()  # the report page reads it
-            finish_files(stop_reason, fields, seed.config, seed.run_dir, log.console, log.listeners, saving.gone)
+            finish_files(
+                stop_reason, fields, seed.run_dir, log.console, log.listeners, seed.config.env.has_name, saving.gone
+            )
         return fields
 
 
@@ -274,10 +276,10 @@ def finish_seeds(
     seeds: Mapping[int, Mapping[str, Any]],
     stop_reason: StopReason | None,
     advice: str | None,
-    config: Config,
     run_dir: Path,
     console: Console,
     listeners: Listeners,
+    by_name: bool,
     gone: bool,
 ) -> dict[str, Any]:
     """Writes the files of several seeds into the folder above theirs; returns the fields of `result.json`.
@@ -285,7 +287,7 @@ def finish_seeds(
     `seeds` are these fields of each seed. Nothing is written if the folder is `gone`: deleted, moved or replaced.
     """
     fields = fields_of(seeds, stop_reason) | ({} if advice is None else {"advice": advice})
-    finish_files(StopReason[fields["stop_reason"]], fields, config, run_dir, console, listeners, gone)
+    finish_files(StopReason[fields["stop_reason"]], fields, run_dir, console, listeners, by_name, gone)
     return fields
 
 

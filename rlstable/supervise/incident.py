@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from rlstable.config import Config, ConfigError, load
-from rlstable.config.guards import QuarantineConfig
+from rlstable.config.guards import GuardsConfig, QuarantineConfig
 from rlstable.guards.base import GREATEST_NORM
 from rlstable.guards.env import ACCELERATIONS, COORDINATES
 from rlstable.io.arrays import copy_out
@@ -63,9 +63,9 @@ class Incident(NamedTuple):
         return {path.split("/", 1)[1]: array for path, array in self.arrays.items() if path.startswith(f"{name}/")}
 
 
-def limits_of(config: Config) -> QuarantineConfig:
+def limits_of(guards: GuardsConfig) -> QuarantineConfig:
     """Limits beyond which a number is bad; without the quarantine guard only non-finite numbers are bad."""
-    limits = config.guards.quarantine
+    limits = guards.quarantine
     return limits if limits.enabled else limits.model_copy(update=_NO_LIMITS)
 
 
@@ -133,7 +133,7 @@ class Incidents:
         after = {name.removeprefix("after/"): x for name, x in arrays.items() if name.startswith("after/")}
         step, repeat = divmod(int(clock), self._config.env.action_repeat)
         unroll, step = divmod(step, self._config.ppo.unroll_length)
-        bad_numbers = find_bad_numbers(after | {"action": arrays["action"]}, limits_of(self._config))
+        bad_numbers = find_bad_numbers(after | {"action": arrays["action"]}, limits_of(self._config.guards))
         facts = {
             "causes": [cause for cause, flag in zip(self._causes, flags, strict=True) if flag],
             "bad": [{**bad._asdict(), "text": str(bad)} for bad in bad_numbers[:_MOST_BAD]],

@@ -10,7 +10,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from rlstable.config import Config
 from rlstable.config.overrides import literal
 
 _KEPT = "the last good checkpoint is kept"
@@ -69,29 +68,27 @@ FROM_OUTSIDE = (StopReason.interrupted, StopReason.preempted, StopReason.time_li
 SAVED = (StopReason.completed, StopReason.target_reached, StopReason.stopped, StopReason.time_limit)
 
 
-def stays_ended(fields: Mapping[str, Any], config: Config) -> bool:
+def stays_ended(fields: Mapping[str, Any], total_steps: int, target_return: float | None) -> bool:
     """Whether a seed of a resumed run of several is not trained further, by the fields of its `result.json`.
 
     A seed that was given up, by its guards or because it needs another program, can only continue alone.
     """
     stop_reason = StopReason.__members__.get(str(fields.get("stop_reason")))
     if stop_reason is StopReason.completed:
-        return int(fields["step"]) >= config.total_steps
+        return int(fields["step"]) >= total_steps
     if stop_reason is StopReason.target_reached:
-        target, best = config.eval.target_return, fields.get("best_return")
-        return target is not None and best is not None and best >= target
+        best = fields.get("best_return")
+        return target_return is not None and best is not None and best >= target_return
     return stop_reason in GIVEN_UP
 
 
-def nothing_to_train(reasons: Collection[StopReason], config: Config) -> str:
+def nothing_to_train(reasons: Collection[StopReason], total_steps: int, target_return: float | None) -> str:
     """The line of a resumed run that has nothing left to train, by the stop reasons of its seeds."""
     parts = []
     if StopReason.completed in reasons:
-        parts.append(
-            f"all steps of total_steps={config.total_steps} are already trained; resume with total_steps=<more>"
-        )
+        parts.append(f"all steps of total_steps={total_steps} are already trained; resume with total_steps=<more>")
     if StopReason.target_reached in reasons:
-        target = f"eval.target_return={config.eval.target_return}"
+        target = f"eval.target_return={target_return}"
         parts.append(f"{target} is already reached; resume with eval.target_return=<more> or null")
     if any(reason in GIVEN_UP for reason in reasons):
         parts.append("a seed that was given up can only be resumed alone")

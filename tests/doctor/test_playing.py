@@ -100,12 +100,12 @@ class Fading(PointMass):
 
 def test_rewards_that_fade_in_most_episodes_without_an_end_are_a_note() -> None:
     config, played = tiny_config(env={"episode_length": 1000}), play(Fading(0.9))
-    (finding,) = fading_rewards(config, played)
+    (finding,) = fading_rewards(played, config.env.training_length)
     assert (finding.severity, finding.check) == ("note", "fading rewards")
     assert finding.what.startswith("random actions earn 0.371 a step at first, less than 10 % of that after 75 steps")
     assert finding.advice.endswith("or try env.training_episode_length=100")
     rewards = played.rewards.at[:, :5].set(1.0)  # they fade in 11 of 16 episodes, less than three quarters
-    assert fading_rewards(config, played._replace(rewards=rewards)) == []
+    assert fading_rewards(played._replace(rewards=rewards), config.env.training_length) == []
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_rewards_that_fade_in_most_episodes_without_an_end_are_a_note() -> None:
 )
 def test_rewards_that_stay_and_episodes_that_end_are_no_finding(env: PointMass, length: int | None) -> None:
     config = tiny_config(env={"episode_length": 1000, "training_episode_length": length})
-    assert fading_rewards(config, play(env)) == []
+    assert fading_rewards(play(env), config.env.training_length) == []

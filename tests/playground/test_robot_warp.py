@@ -17,7 +17,7 @@ from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.device.mjx import uses_warp
 from rlstable.envs.load import load
-from rlstable.robot.simulator import warp_sizes
+from rlstable.envs.simulator import warp_sizes
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 

@@ -42,7 +42,9 @@ def gradients(settings):
 
     def gradient(params, statistics, rows, noise):
         minibatch = minibatch_of(swap_axes(rows), jnp.swapaxes(noise, 0, 1))
-        return ppo.gradient(params, statistics, minibatch, masked.share(rows.valid), init_tuning(settings))
+        return ppo.gradient(
+            params, statistics, minibatch, masked.share(rows.valid), init_tuning(ppo.settings, ppo.precision)
+        )
 
     programs = {n: sharding.over_devices(gradient, mesh(n), (R, R, SPLIT, SPLIT), R) for n in (1, DEVICES)}
 
@@ -95,7 +97,7 @@ def test_devices_do_not_communicate_while_collecting():
     settings = tiny_config(guards={"limiters": {"reward": 5.0}})
     ppo, state = assemble(settings)
     collecting = sharding.over_devices(
-        lambda state, key: collect(state, key, env=ppo.env, networks=ppo.networks, config=settings).metrics,
+        lambda state, key: collect(state, key, env=ppo.env, networks=ppo.networks, settings=ppo.settings).metrics,
         mesh(DEVICES), (SPECS, R), R,
     )  # fmt: skip
     key = jax.random.PRNGKey(0)

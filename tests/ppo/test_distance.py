@@ -12,7 +12,7 @@ from toys import GUARDS_OFF, LIMITERS_OFF, assemble, compiled, experience, mesh,
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.ppo import distance, normalizer, trust_region
-from rlstable.ppo.build import make_networks
+from rlstable.ppo.build import make_networks, settings_of
 from rlstable.ppo.distance import ActionMoments, moments
 from rlstable.ppo.distributions import Normal, TanhNormal
 
@@ -134,7 +134,7 @@ def under(params, statistics):
 @functools.cache
 def measuring(limit, devices=1):
     networks, *_ = parts()
-    region = trust_region.TrustRegion(SETTINGS, networks, None)
+    region = trust_region.TrustRegion(settings_of(SETTINGS), networks, None)
     return sharding.over_devices(
         lambda *x: region.mean_distance(*x, limit)[None], mesh(devices), (R, R, SPLIT, SPLIT), SPLIT
     )
@@ -250,7 +250,7 @@ def test_large_first_observations_are_divided_by_their_size_until_there_are_stat
     """One element of about 1,000, one of 9, one that is not finite in an environment; Brax takes them raw."""
     settings = tiny_config(guards={"limiters": LIMITERS_OFF | {"observation_shift": shift}})
     ppo, state = assemble(settings)
-    region = trust_region.TrustRegion(settings, ppo.networks, ppo.optimizer)
+    region = trust_region.TrustRegion(ppo.settings, ppo.networks, ppo.optimizer)
     seen = jnp.tile(jnp.float32([-1000.0, 9.0, 20.0]), (8, 1)).at[0].set(jnp.array([500.0, 0.0, jnp.inf]))
     three = jax.ShapeDtypeStruct((3,), jnp.float32)
     state = dataclasses.replace(

@@ -33,7 +33,7 @@ from rlstable.device.packed import PackedDict
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.base import GuardState, Verdict, no_trips
 from rlstable.ppo import kl_limiter
-from rlstable.ppo.build import init_state, init_tuning, make_networks, make_ppo
+from rlstable.ppo.build import init_state, init_tuning, make_networks, make_ppo, settings_of
 from rlstable.ppo.distance import ActionMoments, distance, moments
 from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.gradient import preprocess_batch
@@ -121,9 +121,9 @@ def steps():
     zero = WideCounter.zero()
     counters = Counters(zero, zero, zero, zero, PackedDict.of({}))
     settings = tiny_config(ppo={"learning_rate": RATE, "num_updates_per_batch": 1})
-    tuning = init_tuning(settings)
+    tuning = init_tuning(settings_of(settings), ppo.precision)
 
-    sgd = SGD(ppo.config, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient)
+    sgd = SGD(ppo.settings, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient)
     layout = dataclasses.replace(ParamFlattener.of(params), joined=False)
 
     def step(learning):
@@ -234,8 +234,9 @@ class Asked:
 
 def test_guards_do_not_see_skipped_minibatches():
     """Gradients beyond the bound must not change the usual level."""
-    plain, state = assemble(tiny_config(guards=limited(1.0)))
-    own = make_ppo(plain.config, plain.env, 2, more_guards={"update": {"asked": Asked()}})
+    settings = tiny_config(guards=limited(1.0))
+    plain, state = assemble(settings)
+    own = make_ppo(settings, plain.env, 2, more_guards={"update": {"asked": Asked()}})
     state = placed(init_state(own, jax.random.PRNGKey(2), state.env_state, None))
     iteration = compiled(own)
     for rate, asked in ((3e-4, MINIBATCHES), (3.0, 1)):

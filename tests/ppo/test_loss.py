@@ -300,7 +300,9 @@ def gradient(gae, parts):
             loss = Loss(ppo.networks, settings.ppo, settings.guards.limiters)
             targets = loss.estimate(params, statistics, data, values)
         minibatch = minibatch_of(preprocess_batch(ppo.networks, statistics, data), NOISE, targets=targets)
-        return ppo.gradient(params, statistics, minibatch, masked.share(data.valid), init_tuning(settings))
+        return ppo.gradient(
+            params, statistics, minibatch, masked.share(data.valid), init_tuning(ppo.settings, ppo.precision)
+        )
 
     return call
 

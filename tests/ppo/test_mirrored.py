@@ -72,7 +72,7 @@ def gradient() -> Any:
     def call(params: Any, statistics: Any, data: Collected) -> Any:
         minibatch = minibatch_of(swap_axes(preprocess_batch(own.networks, statistics, data)))
         minibatch = minibatch._replace(noise=jnp.zeros(minibatch.collected.raw_action.shape))
-        return own.gradient(params, statistics, minibatch, None, init_tuning(own.config))
+        return own.gradient(params, statistics, minibatch, None, init_tuning(own.settings, own.precision))
 
     return sharding.over_devices(call, mesh(), sharding.REPLICATED, sharding.REPLICATED)
 

@@ -13,8 +13,9 @@ from rlstable.config.run import LossScaleConfig
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict
+from rlstable.device.precision import level
 from rlstable.envs.vector import VectorEnv
-from rlstable.ppo.build import init_tuning, make_ppo
+from rlstable.ppo.build import init_tuning, make_ppo, settings_of
 from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
@@ -27,8 +28,12 @@ TOTAL = 10_000
 STEPS = WideCounter.of(0)
 
 
+def first_tuning(settings):
+    return init_tuning(settings_of(settings), level(settings.precision))
+
+
 def tuning(**fields):
-    return dataclasses.replace(init_tuning(tiny_config(ppo={"learning_rate": LR})), **fields)
+    return dataclasses.replace(first_tuning(tiny_config(ppo={"learning_rate": LR})), **fields)
 
 
 def optimizer(limits=None, **ppo):
@@ -45,7 +50,7 @@ def candidate(ours, gradient, state, params, rate=LR):
 
 def scheduled(progress, learning_rate_scale=1.0, **ppo):
     """The rates after a share of the run."""
-    first = init_tuning(tiny_config(total_steps=TOTAL, ppo={"learning_rate": LR, **ppo}))
+    first = first_tuning(tiny_config(total_steps=TOTAL, ppo={"learning_rate": LR, **ppo}))
     now = dataclasses.replace(first, learning_rate_scale=learning_rate_scale)
     return optimizer(**ppo).rates(now, WideCounter.of(int(progress * TOTAL)))
 
@@ -114,7 +119,7 @@ def test_adaptive_learning_rate_stays_within_its_bounds():
 
 def separate(rate, **tuned):
     settings = tiny_config(ppo={"learning_rate": rate})
-    now = dataclasses.replace(init_tuning(settings), **{name: jnp.float32(x) for name, x in tuned.items()})
+    now = dataclasses.replace(first_tuning(settings), **{name: jnp.float32(x) for name, x in tuned.items()})
     return Optimizer(settings.ppo, settings.guards.limiters, separate_rates=True).rates(now, STEPS)
 
 
@@ -237,7 +242,7 @@ def stepping():
     counters = Counters(zero, zero, zero, zero, PackedDict.of({}))
     replicated = sharding.REPLICATED
 
-    sgd = SGD(ppo.config, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient)
+    sgd = SGD(ppo.settings, ppo.optimizer, ppo.precision, ppo.update_guards, ppo.gradient)
     layout = dataclasses.replace(ParamFlattener.of(params), joined=False)
 
     def step(learning, data):

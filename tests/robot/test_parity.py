@@ -16,8 +16,8 @@ from test_term_values import ARM, CART_POLE, CASES, QUADRUPED, SLOW, Case, trunk
 
 from rlstable.envs.mujoco_batch import DERIVED_ARRAYS, Simulations
 from rlstable.envs.native import Pipeline
+from rlstable.envs.simulator import MjxSimulator
 from rlstable.robot.model import Robot
-from rlstable.robot.simulator import MjxSimulator
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 STEPS = 3

@@ -19,11 +19,11 @@ from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.device.reflection import Mirror
 from rlstable.envs.load import load
-from rlstable.envs.symmetry import mirror_of as mirror_of_env
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.mirror import RobotMirror
 from rlstable.robot.symmetry import mirror_of
 from rlstable.robot.terms import mirrors
+from rlstable.runner.setup import _mirror_of
 from rlstable.train import main
 
 QUADRUPED = (MODELS / "quadruped.xml").read_text()
@@ -103,7 +103,7 @@ def test_observation_of_the_mirrored_state_is_the_mirrored_observation_after_man
     words = (*MANY, "env.task.reset.home={position: 0, velocity: 0}", "env.backend=native")
     config = compose(["env=robot_velocity", f"env.xml={MODELS / 'quadruped.xml'}", *words, "ppo.symmetry=auto"])
     env = load(config.env).env
-    own, _ = mirror_of_env(config, env)
+    own, _ = _mirror_of(env, config.ppo.symmetry, 1, config.network)
     assert own is not None
     step = jax.jit(env.step)
     one = jax.jit(env.reset)(jax.random.PRNGKey(0))
@@ -146,7 +146,7 @@ def test_pairs_are_found_without_names_of_sides() -> None:
 def test_stacked_observations_are_mirrored_step_by_step() -> None:
     words = ["env=robot", f"env.xml={MODELS / 'hopper.xml'}", "env.history=2", "ppo.symmetry=auto"]
     config = compose(words)
-    own, _ = mirror_of_env(config, load(config.env).env)
+    own, _ = _mirror_of(load(config.env).env, config.ppo.symmetry, 2, config.network)
     plain = mirror_of(environment("robot", "hopper"))
     assert own is not None
     np.testing.assert_array_equal(own.observations["state"].sign, np.tile(plain.observations["state"].sign, 2))
@@ -204,14 +204,15 @@ def test_robot_without_a_mirror_image_trains_without_it_if_that_is_allowed(
 ) -> None:
     path = MODELS / "quadruped.xml" if old is None else changed(tmp_path, old, old.replace("0.05", "0.06"))
     config = compose(["env=robot_velocity", f"env.xml={path}", "ppo.symmetry=if_symmetric", *words])
-    own, why = mirror_of_env(config, task(path))
+    own, why = _mirror_of(task(path), config.ppo.symmetry, 1, config.network)
     assert own is None and why is not None and why.startswith(reason)
 
 
 def test_mirror_image_is_used_if_symmetric_and_not_if_the_robot_is_planar() -> None:
     for model, reason in (("quadruped", None), ("hopper", "the robot moves in a plane")):
         path = MODELS / f"{model}.xml"
-        own, why = mirror_of_env(compose(["env=robot_velocity", f"env.xml={path}"]), task(path))
+        config = compose(["env=robot_velocity", f"env.xml={path}"])
+        own, why = _mirror_of(task(path), config.ppo.symmetry, 1, config.network)
         assert (own is None, why) == (reason is not None, reason)
 
 
@@ -231,7 +232,8 @@ def size_of_actions(robot: Any, data: Any, memory: Any, action: jax.Array) -> ja
 def test_term_that_needs_the_arrays_of_jax_has_a_mirror_image() -> None:
     words = "+env.task.rewards.own={term: 'test_symmetry:size_of_actions', weight: 1}"
     path = MODELS / "quadruped.xml"
-    own, why = mirror_of_env(compose(["env=robot_velocity", f"env.xml={path}", words]), task(path, words))
+    config = compose(["env=robot_velocity", f"env.xml={path}", words])
+    own, why = _mirror_of(task(path, words), config.ppo.symmetry, 1, config.network)
     assert own is not None and why is None
 
 

@@ -21,7 +21,6 @@ from rlstable.report.page import page
 from rlstable.report.run_record import read_record
 from rlstable.runner import after_iteration, programs
 from rlstable.runner.evaluation import confirm
-from rlstable.runner.host_state import HostState
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.seeds import Result
 from rlstable.supervise.memory import OutOfMemory
@@ -207,8 +206,8 @@ def test_run_without_scored_checkpoints_ends_without_a_confirmed_best(tmp_path: 
 
 
 def test_failed_run_confirms_its_saved_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverges_in_the_eighth_iteration(_: Any, host: HostState, *args: Any) -> StopReason | None:
-        return StopReason.policy_diverged if host.iteration == 8 else None
+    def diverges_in_the_eighth_iteration(metrics: Any, *args: Any) -> StopReason | None:
+        return StopReason.policy_diverged if int(metrics.counters.iterations) == 8 else None
 
     monkeypatch.setattr(after_iteration, "cause_of", diverges_in_the_eighth_iteration)
     result = TrainingLoop(learning(), tmp_path).run()

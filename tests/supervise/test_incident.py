@@ -117,9 +117,9 @@ def test_one_incident_per_window_is_saved() -> None:
 
 
 def test_incident_limits_are_off_when_the_quarantine_is_off() -> None:
-    limits = limits_of(tiny_config(guards={"quarantine": {"enabled": False}}))
+    limits = limits_of(tiny_config(guards={"quarantine": {"enabled": False}}).guards)
     assert limits.max_abs_state is None and limits.max_other_norm is None
-    assert limits_of(tiny_config(guards={})).max_abs_state == 1e10
+    assert limits_of(tiny_config(guards={}).guards).max_abs_state == 1e10
 
 
 def test_failure_to_save_an_incident_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from toys import tiny_config
 
 from rlstable.cli.command import options
 from rlstable.cli.compose import compose
@@ -84,10 +83,8 @@ def test_ruined_policy_is_not_offered(tmp_path: Path) -> None:
 
 
 def test_seed_stays_ended_on_resume_unless_more_steps_or_return_are_asked() -> None:
-    config = tiny_config(total_steps=1000, eval={"target_return": 50.0})
-
     def stays(name: str, step: int = 1000, best: float | None = 60.0) -> bool:
-        return stays_ended({"stop_reason": name, "step": step, "best_return": best}, config)
+        return stays_ended({"stop_reason": name, "step": step, "best_return": best}, 1000, 50.0)
 
     assert stays("completed") and not stays("completed", step=999)
     assert stays("target_reached") and not stays("target_reached", best=40.0)
@@ -100,9 +97,8 @@ def test_seed_stays_ended_on_resume_unless_more_steps_or_return_are_asked() -> N
 
 
 def test_run_with_nothing_to_train_names_the_keys_that_continue_it() -> None:
-    config = tiny_config(total_steps=1000, eval={"target_return": 50.0})
     reasons = (StopReason.completed, StopReason.target_reached, StopReason.policy_diverged)
-    assert nothing_to_train(reasons, config) == (
+    assert nothing_to_train(reasons, 1000, 50.0) == (
         "nothing to train: all steps of total_steps=1000 are already trained; resume with total_steps=<more>, and "
         "eval.target_return=50.0 is already reached; resume with eval.target_return=<more> or null, and "
         "a seed that was given up can only be resumed alone"

@@ -24,7 +24,7 @@ import importlib
 import importlib.metadata
 from typing import Any
 
-from rlstable.config import ConfigError
+from rlstable.config.schema import ConfigError
 from rlstable.device.trees import PyTree
 
 BRAX_PIPELINE = "_pipeline"

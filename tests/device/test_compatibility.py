@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from rlstable.cli.mistakes import reject_unknown_flags
-from rlstable.compilation import compatibility
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import validate
-from rlstable.device import hosts
+from rlstable.device import compatibility, hosts
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_batch import Unsupported
 from rlstable.envs.native import with_native_physics
@@ -64,8 +63,8 @@ def test_private_names_of_libraries_stand_in_one_file() -> None:
     trees = {file: ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
     own = OF_PYTHON.union(*map(own_names, trees.values()))
     found = {str(file.relative_to(PACKAGE)): list(private_uses(tree, own)) for file, tree in trees.items()}
-    assert {file: uses for file, uses in found.items() if uses and file != "compilation/compatibility.py"} == {}
-    assert found["compilation/compatibility.py"] != []
+    assert {file: uses for file, uses in found.items() if uses and file != "device/compatibility.py"} == {}
+    assert found["device/compatibility.py"] != []
 
 
 @pytest.mark.parametrize(
