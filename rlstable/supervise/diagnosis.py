@@ -79,13 +79,6 @@ def _limiter(name: str) -> Sign:
 SIGNS = (
     *map(_limiter, _LIMITERS),
     Sign(
-        "policy_steps_shortened",
-        "`training/step_scale` below 0.5 in 50 iterations in a row: the KL limiter acts all the time",
-        "training/step_scale", lambda value, row: value < 0.5, 50, 50,
-        "the KL limiter has shortened the policy's steps to {mean:.2g} of their length for 50 iterations",
-        "lower ppo.learning_rate (ppo.desired_kl if its schedule is adaptive_kl)",
-    ),
-    Sign(
         CRITIC_BEHIND,
         "`training/explained_variance` below 0 in 30 of 50 iterations, after the first 20, with value errors above 10 "
         "% of the targets: advantages are the value network's errors",

@@ -28,6 +28,7 @@ class Point:
         obs_scale: float = 1.0,
         obs_offset: float = 0.0,
         extra: str | None = None,  # name in `_EXTRAS` of additional elements of the observation
+        cue: int | None = None,  # steps of an episode that show a command, which holds for the whole episode
         late: int | None = None,  # steps, over all episodes, before a command replaces the command 0
         noise: float = 0.0,  # deviation, of the observation
         spikes: float = 0.0,  # probability per step that the observation is `spike`
@@ -55,7 +56,8 @@ class Point:
         zero = jnp.zeros(())
         start = jax.random.uniform(key, (self.size,), minval=-1.0, maxval=1.0) * (self.limit or 2.0) / 2.0
         physics = Physics(start, jnp.zeros(self.size))
-        info = {"ticks": zero, "age": zero, "command": zero, "sum": zero, "rng": rng}
+        command = zero if self.cue is None else jax.random.uniform(jax.random.fold_in(key, 1), minval=-1.0)
+        info = {"ticks": zero, "age": zero, "command": command, "sum": zero, "rng": rng}
         return State(physics, self._observe(physics, info, rng), zero, zero, {}, info)
 
     def step(self, state: State, action: jax.Array) -> State:
@@ -92,7 +94,8 @@ class Point:
         )
 
     def _observe(self, physics: Physics, info: dict[str, Any], rng: jax.Array) -> Any:
-        parts = [physics.q, info["command"][None]] + ([] if self.blind else [physics.qd])
+        command = jnp.where(info["ticks"] < (_LENGTH if self.cue is None else self.cue), info["command"], 0.0)
+        parts = [physics.q, command[None]] + ([] if self.blind else [physics.qd])
         if self.extra is not None:
             parts.append(jnp.stack([jnp.float32(x) for x in _EXTRAS[self.extra](info["ticks"], info["age"])]))
         obs = jnp.concatenate(parts)
@@ -172,6 +175,9 @@ CASES = {
     "reward_spikes": Case("one reward of 1,000 is 1,000 or -1,000", {"reward_spikes": 0.001}),
     "stricter": Case("a reward that becomes stricter with the age", {"reward": "stricter"}),
     "weaker": Case("motors at half strength after 2,000 steps", {"harder": 2000}, eval_kwargs={"harder": 0}),
+    "cue": Case("a command that only the first five steps show", {"cue": 5}),
+    "cue_gru": Case("the same, and a policy that remembers", {"cue": 5},
+                    overrides=("network.recurrent=gru", "ppo.unroll_length=50")),
     "blind": Case("no velocities in the observation", {"blind": True}),
     "nan": Case("one velocity of 5,000 is NaN", {"nan_share": 0.0002}),
 }  # fmt: skip
