@@ -21,9 +21,9 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6700, "run": 14_070, "apps": 10_800}
-OTHERS = {"scripts": 3820, "tests": 30_260}
-DOCS = 5320  # lines of Markdown
+BUDGETS = {"core": 6640, "run": 14_230, "apps": 10_900}
+OTHERS = {"scripts": 3830, "tests": 30_370}
+DOCS = 5330  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

@@ -22,7 +22,7 @@ from rlstable.device.mjx import uses_warp
 from rlstable.device.seed_devices import device_count_for
 from rlstable.doctor import robot as look
 from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
-from rlstable.doctor.playing import actuator_reach, fading_rewards, play, reward_size
+from rlstable.doctor.playing import actuator_reach, fading_rewards, play
 from rlstable.doctor.robot import RobotFacts
 from rlstable.envs.mujoco_model import model_of
 from rlstable.io.versions import versions
@@ -126,9 +126,9 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         usage = _memory(config, setup, mesh, compiles, notify)
         findings += memory_findings(usage, config.supervise.memory.adapt)
         if compiles:
-            notify("playing random and extreme actions to measure the scale of rewards and the reach of actuators")
+            notify("playing random and extreme actions, for fading rewards and the reach of actuators")
             played = play(env)
-            findings += reward_size(config, played) + fading_rewards(played, config.env.training_length)
+            findings += fading_rewards(played, config.env.training_length)
             if played.controls is not None and model is not None and played.controls.shape[-1] == model.nu:
                 findings += actuator_reach(model, played.controls)
     except ConfigError:

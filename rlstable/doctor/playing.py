@@ -1,4 +1,4 @@
-"""Checks that play an environment: scale and fading of rewards, and reach of actuators."""
+"""Checks that play an environment: fading rewards, and reach of actuators."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 
-from rlstable.config import Config
 from rlstable.doctor.lints import Finding, names, short
 from rlstable.guards.env import physics
-from rlstable.supervise.diagnosis import misscaled_rewards
 
 _EPISODES = 16  # of random actions
 _STEPS = 100
@@ -47,23 +45,6 @@ def _play(env: Any, key: jax.Array) -> Played:
     keys = jax.random.split(key_actions, _STEPS)
     _, (rewards, alive, controls) = jax.lax.scan(step, (first, jnp.ones(_EPISODES + 2, bool)), keys)
     return Played(rewards[:, :_EPISODES], alive[:, :_EPISODES], controls)
-
-
-def reward_size(config: Config, played: Played) -> list[Finding]:
-    """Warns as training would if the rewards of random actions make value targets far from 1."""
-    known = played.alive & jnp.isfinite(played.rewards)
-    if not bool(known.any()):
-        return []
-    row = {
-        "training/reward_mean": float(jnp.mean(played.rewards, where=known)),
-        "training/reward_greatest": float(jnp.max(jnp.abs(played.rewards), where=known, initial=0.0)),
-    }
-    found = misscaled_rewards(row, config)
-    if found is None:
-        return []
-    size, remedy = found
-    what = f"random actions earn {short(row['training/reward_mean'])} a step: value targets of about {short(size)}"
-    return [Finding("warning", "rewards", (), f"{what}, far from 1", remedy)]
 
 
 def fading_rewards(played: Played, training_length: int) -> list[Finding]:

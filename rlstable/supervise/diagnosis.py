@@ -198,14 +198,6 @@ def signs_of(config: Config) -> list[Sign]:
     return [sign for sign in SIGNS if exists.get(sign.name, True)]
 
 
-def misscaled_rewards(metrics: Row, config: Config) -> tuple[float, str] | None:
-    """The size of value targets and the remedy if rewards have the wrong scale; None if not, or if unknown."""
-    row = _of_iteration(metrics, 1, config)
-    (sign,) = (sign for sign in SIGNS if sign.name == "reward_scale")
-    size = _number(row, sign.value)
-    return None if size is None or not sign.is_hit(size, row) else (size, sign.remedy.format(**row))
-
-
 def _of_iteration(metrics: Row, iteration: int, config: Config) -> Row:
     """A row: the metrics of an iteration, and the numbers that signs derive from them."""
     ppo, steps = config.ppo, float(config.env.episode_length)
