@@ -142,7 +142,7 @@ $(PLAYGROUND)/.installed: pyproject.toml requirements.lock
 	  $(CHECK_PYTHON) && $(PYTHON) -m venv --clear $(PLAYGROUND); fi
 	@echo "rlstable: installing MuJoCo Playground into $(PLAYGROUND), about a minute"
 	@$(PLAYGROUND)/bin/python $(PIP_INSTALL) -r requirements.lock
-	@$(PLAYGROUND)/bin/python $(PIP_INSTALL) -c requirements.lock -e ".[playground]"
+	@$(PLAYGROUND)/bin/python $(PIP_INSTALL) -c requirements.lock -e ".[playground,menagerie]"
 	@touch $@
 
 .rivals/%/installed: scripts/rivals/requirements-%.txt

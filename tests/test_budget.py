@@ -19,10 +19,10 @@ CORE = (
 )  # fmt: skip
 APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
-    *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "playground")),
+    *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6640, "run": 14_230, "apps": 10_900}
-OTHERS = {"scripts": 3830, "tests": 30_370}
+BUDGETS = {"core": 6640, "run": 14_240, "apps": 10_960}
+OTHERS = {"scripts": 3830, "tests": 30_400}
 DOCS = 5330  # lines of Markdown
 
 

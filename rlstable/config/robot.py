@@ -14,7 +14,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSe
 from rlstable.config.curriculum import Curriculum, OrCurriculum
 from rlstable.config.schema import Count, CountOrZero, Finite, Flag, NonNegative, Positive, Section, Share, require
 
-DESCRIPTIONS = "robot_descriptions:"  # prefix of a robot's name in the package of this name
+# Prefixes of a robot's name in the package of this name, and in the packages of MuJoCo Menagerie.
+DESCRIPTIONS, MENAGERIE = "robot_descriptions:", "menagerie:"
+NAMED = (DESCRIPTIONS, MENAGERIE)
 
 
 def _ordered(pair: tuple[float, float]) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.precision import PrecisionConfig
-from rlstable.config.robot import DESCRIPTIONS, TaskConfig
+from rlstable.config.robot import NAMED, TaskConfig
 from rlstable.config.schema import (
     ConfigError,
     Count,
@@ -59,7 +59,7 @@ Arguments = Annotated[dict[str, Any], BeforeValidator(_as_yaml)]
 
 
 def _absolute(path: str) -> str:
-    return path if path.startswith(DESCRIPTIONS) else str(expand_home(path).absolute())
+    return path if path.startswith(NAMED) else str(expand_home(path).absolute())
 
 
 ModelFile = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]

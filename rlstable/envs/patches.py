@@ -36,6 +36,17 @@ def repair_fluid_model() -> None:
         fluid.jp = with_functions(jnp, clip=lambda x, a_min: jnp.clip(x, min=a_min))
 
 
+def repair_clip(task: object) -> None:
+    """Two tasks of Playground 0.2 with a cube call `clip` with a keyword that JAX 0.10 has removed."""
+    module: Any = sys.modules[type(task).__module__]
+
+    def clip(x: jax.Array, *bounds: Any, a_max: Any = None) -> jax.Array:
+        return jnp.clip(x, *bounds) if a_max is None else jnp.clip(x, max=a_max)
+
+    if module.__name__.endswith((".reorient", ".push_cube")) and module.jp is jnp:
+        module.jp = with_functions(jnp, clip=clip)
+
+
 @contextlib.contextmanager
 def without_copies() -> Iterator[None]:
     """Inside, `brax.io.mjcf.load_model` does not copy the arrays of a new model: JAX would compile a copy per shape."""

@@ -7,11 +7,8 @@ import difflib
 import importlib
 import importlib.util
 import io
-import subprocess
-import sys
 import types
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlstable.config import ConfigError
@@ -20,6 +17,8 @@ from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.device.compatibility import RANDOMIZED_FIELDS, without_solver_lines
 from rlstable.device.mjx import implementation
+from rlstable.envs import menagerie
+from rlstable.envs.patches import repair_clip
 
 if TYPE_CHECKING:  # the command imports this module before JAX
     from rlstable.device.trees import Env
@@ -53,24 +52,26 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
         )
     if overrides.get("vision", settings.get("vision", False)):
         raise ConfigError("env.kwargs: rlstable does not train on pixels; leave vision=false")
-    menagerie: Path = _module("registry").mjx_env.MENAGERIE_PATH
-    if suite is not _module(_SUITES[0]) and not menagerie.exists():
-        print("rlstable: downloading the robot models of MuJoCo Menagerie, once; this takes minutes", file=sys.stderr)
+    loader = _module("registry").mjx_env
+    if suite is not _module(_SUITES[0]) and not loader.MENAGERIE_PATH.exists():  # Playground would clone it
+        loader.MENAGERIE_PATH = menagerie.Menagerie()
     try:
         with quiet():
             task = suite.load(config.name, config_overrides=overrides)
+    except ConfigError:
+        raise
     except Exception as error:
-        if isinstance(error, OSError | subprocess.SubprocessError) or "Error opening file" in str(error):
+        if isinstance(error, OSError) or "Error opening file" in str(error):
             raise ConfigError(
-                f"env.name: {config.name} needs the robot models of MuJoCo Menagerie, which are missing or incomplete "
-                f"({first_line(error)}); start it once with git and a network, or put a clone of "
-                f"https://github.com/google-deepmind/mujoco_menagerie at {menagerie}"
+                f"env.name: {config.name} needs the robot models of MuJoCo Menagerie, and the clone at "
+                f"{loader.MENAGERIE_PATH} is incomplete ({first_line(error)}); delete it, and {install('menagerie')}"
             ) from error
         shown = ", ".join(f"{key}={value!r}" for key, value in overrides.items())
         raise ConfigError(
             f"env.kwargs: Playground cannot build {config.name} with {shown}: {type(error).__name__}: "
             f"{first_line(error)}; change env.kwargs, eval.env_kwargs or env.impl"
         ) from error
+    repair_clip(task)
     for field in RANDOMIZED_FIELDS:
         if overrides.get("impl") == "warp" and field in vars(task):
             setattr(task, field, without_solver_lines(getattr(task, field)))

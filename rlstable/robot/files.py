@@ -21,8 +21,9 @@ import mujoco
 
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
-from rlstable.config.robot import DESCRIPTIONS
+from rlstable.config.robot import DESCRIPTIONS, MENAGERIE
 from rlstable.config.schema import first_line
+from rlstable.envs import menagerie
 from rlstable.io.files import one_line, read
 
 _MAIN_URDF = "robot.urdf"
@@ -186,6 +187,8 @@ def _unpacked(path: Path, folder: Path) -> Path:
 
 def _located(xml: str) -> Path:
     """The path of a model file."""
+    if xml.startswith(MENAGERIE):
+        return menagerie.model(xml.removeprefix(MENAGERIE))
     path = Path(_described(xml.removeprefix(DESCRIPTIONS)) if xml.startswith(DESCRIPTIONS) else xml)
     if not path.is_file():
         raise ConfigError(f"env.xml: there is no file {path}; give the path of an MJCF or URDF file")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlstable.config import Config, ConfigError
-from rlstable.config.robot import DESCRIPTIONS
+from rlstable.config.robot import NAMED
 from rlstable.io.files import below, read, write_atomically
 from rlstable.io.run_folder import KEPT_MODEL, read_settings, seed_folders, with_kept_model
 
@@ -56,5 +56,5 @@ def _has_changed(xml: str, kept_xml: str) -> bool:
     from rlstable.robot.files import bundle
 
     with contextlib.suppress(ConfigError, OSError):
-        return not xml.startswith(DESCRIPTIONS) and bundle(xml) != read(Path(kept_xml))
+        return not xml.startswith(NAMED) and bundle(xml) != read(Path(kept_xml))
     return False

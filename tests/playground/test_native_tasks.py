@@ -18,9 +18,9 @@ pytest.importorskip("mujoco_playground")
 sys.path.append(str(Path(__file__).parents[1] / "envs"))
 
 from mujoco import mjx
+from mujoco_playground import locomotion, manipulation
 from mujoco_playground._src import dm_control_suite
 from parity import differences
-from robots import GO1, use_dummy_meshes
 
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
@@ -59,6 +59,22 @@ def test_native_step_of_a_task_equals_that_of_mjx(name: str) -> None:
     assert found["reset/obs"].most <= (1e-3 if name == "CheetahRun" else 1e-6)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("SpotGetup", "LeapCubeReorient") else pytest.mark.slow)
+        for name in (*locomotion.ALL_ENVS, *manipulation.ALL_ENVS)
+    ],
+)
+def test_robot_of_playground_steps_in_c_mujoco(name: str) -> None:
+    loaded = load(task(name, backend="native"))
+    state = jax.jit(jax.vmap(loaded.env.reset))(jax.random.split(jax.random.PRNGKey(0), 2))
+    after = jax.jit(jax.vmap(loaded.env.step))(state, jnp.zeros((2, loaded.env.action_size)))
+    assert loaded.backend == "native"
+    assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves((after.obs, after.reward)))
+    assert not np.array_equal(after.data.qvel, state.data.qvel)
+
+
 def test_auto_takes_c_mujoco_unless_an_implementation_of_mjx_is_chosen() -> None:
     assert load(task("CartpoleBalance", backend="auto")).backend == "native"
     assert load(task("CartpoleBalance", backend="auto", impl="jax")).backend == "mjx"
@@ -80,9 +96,8 @@ def test_task_that_steps_in_another_way_is_refused_and_auto_takes_mjx(monkeypatc
     assert loaded.backend == "mjx" and loaded.fallback_reason.startswith("native cannot simulate CartpoleBalance: ")
 
 
-def test_native_go1_steps_under_its_own_randomised_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_dummy_meshes(tmp_path / "menagerie", monkeypatch)
-    env = load(task(GO1, backend="native", randomize=True)).env
+def test_native_go1_steps_under_its_own_randomised_models() -> None:
+    env = load(task("Go1JoystickFlatTerrain", backend="native", randomize=True)).env
     assert set(env.randomized) == {
         "geom_friction", "body_ipos", "body_mass", "qpos0", "dof_frictionloss", "dof_armature",
     }  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,16 @@ import pytest
 pytest.importorskip("mujoco_playground")
 
 from mujoco_playground._src import locomotion, mjx_env
-from robots import GO1, use_dummy_meshes
 
 from rlstable.config import ConfigError
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import validate
 from rlstable.device import mjx
-from rlstable.envs import playground
+from rlstable.envs import menagerie, playground
 from rlstable.envs.load import load
 from rlstable.envs.randomized import RandomizedEnv
+
+GO1 = "Go1JoystickFlatTerrain"
 
 
 def task(name: str = "CartpoleBalance", **settings: Any) -> EnvConfig:
@@ -78,32 +77,23 @@ def test_mistake_is_one_line_and_prints_nothing(mistake: str, capsys: pytest.Cap
     assert capsys.readouterr() == ("", "")
 
 
-def test_missing_robot_models_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = subprocess.CalledProcessError(128, "git")
-
-    def clone(*_: Any) -> None:
-        print("Cloning ...")
-        raise error
-
-    for name in ("EXTERNAL_DEPS_PATH", "MENAGERIE_PATH"):
-        monkeypatch.setattr(mjx_env, name, tmp_path / name)
-    monkeypatch.setattr(mjx_env, "_clone_with_progress", clone)
-    said = (
-        f"env.name: {GO1} needs the robot models of MuJoCo Menagerie, which are missing or incomplete ({error}); "
-        "start it once with git and a network, or put a clone of "
-        f"https://github.com/google-deepmind/mujoco_menagerie at {tmp_path}/MENAGERIE_PATH"
-    )
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+def test_missing_robot_models_are_one_line_and_nothing_is_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", menagerie.Menagerie())
+    monkeypatch.setattr(mjx_env, "_clone_with_progress", lambda *_: pytest.fail("cloned"))
+    monkeypatch.setattr(menagerie, "_PACKAGES", ("no_such_package",))
+    menagerie._folders.cache_clear()
+    with pytest.raises(ConfigError, match=r"^env\.name: unitree_go1 is a model of MuJoCo Menagerie; .*\[menagerie\]"):
         load(task(GO1))
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == "rlstable: downloading the robot models of MuJoCo Menagerie, once; this takes minutes\n"
+    menagerie._folders.cache_clear()
 
 
-def test_task_has_its_own_randomisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_dummy_meshes(tmp_path / "menagerie", monkeypatch)
+def test_incomplete_clone_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path)
+    with pytest.raises(ConfigError, match=rf"^env\.name: {GO1} needs .* the clone at {tmp_path} is incomplete \("):
+        load(task(GO1))
+
+
+def test_task_has_its_own_randomisation() -> None:
     env = load(task(GO1, randomize=True)).env
     assert isinstance(env, RandomizedEnv)
     assert playground.randomizer(GO1) is locomotion.get_domain_randomizer(GO1)

@@ -12,6 +12,7 @@ import pytest
 from moments import MODELS, built, environment
 
 from rlstable.config import ConfigError
+from rlstable.envs import menagerie
 from rlstable.robot import build, files
 from rlstable.robot.model import Robot
 
@@ -181,8 +182,24 @@ def test_robot_that_is_neither_there_nor_downloaded_is_one_line(package: Path) -
     assert mistake("robot_descriptions:none").startswith("env.xml: robot_descriptions has no robot 'none'")
 
 
+def test_robot_of_menagerie_is_found_in_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = tmp_path / "files_of_menagerie" / menagerie._INSIDE / "small_arm"
+    inside.mkdir(parents=True)
+    (tmp_path / "files_of_menagerie" / "__init__.py").touch()
+    shutil.copy(MODELS / "arm.xml", inside)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(menagerie, "_PACKAGES", ("files_of_menagerie",))
+    menagerie._folders.cache_clear()
+    assert [joint.name for joint in robot("menagerie:small_arm").joints] == ["shoulder", "elbow"]
+    assert mistake("menagerie:arm") == "env.xml: the packages of Menagerie have no 'arm'; they have small_arm"
+    menagerie._folders.cache_clear()
+
+
 def test_missing_package_is_one_line_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
+    menagerie._folders.cache_clear()
+    assert "[menagerie]" in mistake("menagerie:unitree_go1")
+    menagerie._folders.cache_clear()
     assert "[robots]" in mistake("robot_descriptions:arm_mj_description")
 
 
