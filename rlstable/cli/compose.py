@@ -154,7 +154,7 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
         OmegaConf.update(saved, key, value, merge=False, force_add=True)
     plain: Any = OmegaConf.to_container(saved, resolve=False)  # `${oc.env:NAME}` in a saved file stays a text
     config = load(plain)
-    require_trust(saved_file, config, config.trust, typed=typed.values())
+    require_trust(saved_file, config.env, config.trust, typed=typed.values())
     return config
 
 

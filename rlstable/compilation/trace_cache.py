@@ -69,7 +69,13 @@ def programs_of(config: Config, mesh: Mesh, env: Env | None = None) -> Builder:
     if files is None or folder is None:
         return Builder(precision, options)
     # A private folder, because its files are executed and JAX's cache folder may be shared.
-    return TraceCache(folder / f"traced-{os.getuid()}", _key_text(config, files, mesh), mesh, precision, options)
+    return TraceCache(
+        folder / f"traced-{os.getuid()}",
+        _key_text(config.model_dump(exclude=_IRRELEVANT_KEYS), files, mesh),
+        mesh,
+        precision,
+        options,
+    )
 
 
 def _sources_of(config: EnvConfig, env: object) -> str | None:
@@ -219,9 +225,9 @@ def _plain(arguments: Mapping[str, object] | None) -> bool:
     )
 
 
-def _key_text(config: Config, files: str, mesh: Mesh) -> str:
+def _key_text(settings: Mapping[str, object], files: str, mesh: Mesh) -> str:
     """Everything that the programs of a configuration are traced from, as text for the cache key."""
     flags = {name: str(value) for name, value in jax.config.values.items() if not name.startswith(_IRRELEVANT_FLAGS)}
     # Calls of native physics contain the number of threads. Not as JSON, which has no infinity.
     devices = jax.default_backend(), sorted(mesh.shape.items()), share_of_cores(mesh.size)
-    return repr([config.model_dump(exclude=_IRRELEVANT_KEYS), files, versions(), devices, sorted(flags.items())])
+    return repr([settings, files, versions(), devices, sorted(flags.items())])

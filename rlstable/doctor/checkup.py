@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from rlstable.compilation.xla import check_flags, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
+from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.device import machine
 from rlstable.device.mesh import make_mesh
@@ -117,7 +118,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         findings.append(Finding("note", "physics", (), what, "nothing, if the environment needs no MuJoCo"))
     elif config.env.source == "robot":
         robot: Robot = cast(Any, env).unwrapped.robot
-        looked, found = _robot(config, robot, notify)
+        looked, found = _robot(config.env, robot, notify)
         findings += [*lint(model, engine, robot.home), *found]
     else:
         findings += lint(model, engine)
@@ -140,9 +141,9 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     return Report(config.env.name, engine, this_machine, usage, tuple(findings), looked)
 
 
-def _robot(config: Config, robot: Robot, notify: Callable[[str], None]) -> tuple[RobotFacts, list[Finding]]:
+def _robot(env: EnvConfig, robot: Robot, notify: Callable[[str], None]) -> tuple[RobotFacts, list[Finding]]:
     """Facts and findings about a robot, and its picture in the folder of the doctor."""
-    task, file = config.env.task, config.env.xml
+    task, file = env.task, env.xml
     assert task is not None and file is not None  # of a robot
     notify("simulating zero and random actions, and drawing the robot at home")
     facts, found = look.facts(robot, task, file), look.findings(robot, task)

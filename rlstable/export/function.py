@@ -124,7 +124,7 @@ def _robot(run: SavedRun) -> RobotEnv | None:
     if env.xml is None or env.task is None:
         return None
     if env.own_terms:
-        require_trust(run.folder / "config.yaml", run.config, run.trust)
+        require_trust(run.folder / "config.yaml", run.config.env, run.trust)
     return RobotEnv(env.kept_xml or env.xml, env.task)
 
 

@@ -7,7 +7,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from rlstable.config import Config, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.run import EnvConfig
 from rlstable.io import named_code
 
 _ROOT = 0
@@ -24,22 +25,21 @@ def make_private(folder: Path) -> None:
         missing.mkdir(mode=0o700, exist_ok=True)  # another process may create the same folder
 
 
-def code_named(config: Config) -> dict[str, str]:
+def code_named(env: EnvConfig) -> dict[str, str]:
     """Import paths that name code outside rlstable, Brax and Playground, each with its key."""
-    env = config.env
     named = {env.name: "env.name"} if env.is_foreign else {}
     named |= dict.fromkeys(env.own_terms, "env.task")
     return named if env.randomization_fn is None else {**named, env.randomization_fn: "env.randomization_fn"}
 
 
-def require_trust(file: Path, config: Config, trust: bool, how: str = "trust=true", typed: Iterable[str] = ()) -> None:
+def require_trust(file: Path, env: EnvConfig, trust: bool, how: str = "trust=true", typed: Iterable[str] = ()) -> None:
     """Raises a `ConfigError` if another user owns or may write settings that name code, unless `trust` is True.
 
     Without trust, `named_code` checks the code itself before it is imported, and before it is called. Names in `typed`,
     the values of the command line, are the user's own.
     """
     words = list(typed)
-    named = {code: key for code, key in code_named(config).items() if not any(code in word for word in words)}
+    named = {code: key for code, key in code_named(env).items() if not any(code in word for word in words)}
     for code in named:
         named_code.trust(code) if trust else named_code.distrust(code, file, how)
     if not named or trust:

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from rlstable.config import Config, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.run import EnvConfig
 from rlstable.config.schema import expand_home, first_line
 from rlstable.io.files import below, read_json, read_yaml, require_replaceable, write_atomically
 from rlstable.io.lock import RunLock
@@ -240,12 +241,10 @@ def write_config(run_dir: Path, config: Mapping[str, Any], machine: Mapping[str,
     write_atomically(run_dir / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
-def with_kept_model(config: Config, run_dir: Path) -> Config:
-    """The configuration of a run, which reads the copy of the robot's model in the run folder, if there is one."""
+def with_kept_model(env: EnvConfig, run_dir: Path) -> EnvConfig:
+    """The environment of a run, which reads the copy of the robot's model in the run folder, if there is one."""
     path = run_dir / KEPT_MODEL
-    if config.env.xml is None or not path.is_file():
-        return config
-    return config.model_copy(update={"env": config.env.with_kept_xml(str(path))})
+    return env if env.xml is None or not path.is_file() else env.with_kept_xml(str(path))
 
 
 def discard_start(run_dir: Path) -> None:

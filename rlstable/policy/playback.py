@@ -12,6 +12,7 @@ from rich.table import Table
 
 from rlstable.compilation.xla import enable_program_cache
 from rlstable.config import Config, ConfigError
+from rlstable.config.run import EnvConfig
 from rlstable.device.trees import Env
 from rlstable.envs.episodes import Episodes
 from rlstable.envs.interface import check
@@ -130,20 +131,20 @@ def load_policy_environment(
     Raises `ConfigError` if the environment does not support the backend or does not fit the policy, or if the folder
     names code that the user does not trust.
     """
-    require_trust(run.folder / "config.yaml", run.config, run.trust)
+    require_trust(run.folder / "config.yaml", run.config.env, run.trust)
     evaluation = run.config.eval.model_copy(update={"num_envs": episodes, "deterministic": deterministic})
     env = run.config.env if backend is None else run.config.env.model_copy(update={"backend": backend})
     config = run.config.model_copy(update={"eval": evaluation, "env": env})
     enable_program_cache(config.compile_cache)
     loaded = load(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
-    _require_fit(run.policy, loaded.env, config, backend)
+    _require_fit(run.policy, loaded.env, config.env, backend)
     return config, loaded
 
 
-def _require_fit(policy: Policy, env: Env, config: Config, backend: str | None) -> None:
+def _require_fit(policy: Policy, env: Env, settings: EnvConfig, backend: str | None) -> None:
     """Checks that the policy can play in an environment, whose class may have changed since training."""
-    if config.env.source == "import":
-        check(env, config.env.name, config.network)
+    if settings.source == "import":
+        check(env, settings.name, policy.networks.config)
     own = with_memory(env, policy.networks.config)
     observation = policy.networks.select(jax.eval_shape(own.reset, jax.random.PRNGKey(0)).obs, acting=True)
     given, read = (
@@ -160,4 +161,4 @@ def _require_fit(policy: Policy, env: Env, config: Config, backend: str | None) 
     if differing:
         remedy = "choose another backend" if backend else "play the policy with the class that trained it"
         key = "backend" if backend else "env.name"
-        raise ConfigError(f"{key}: {config.env.name} does not fit the policy: {'; '.join(differing)}; {remedy}")
+        raise ConfigError(f"{key}: {settings.name} does not fit the policy: {'; '.join(differing)}; {remedy}")

@@ -78,7 +78,8 @@ def read_config(folder: Path) -> Config:
     """The configuration in a run folder; a `ConfigError` without one, with another version's, or with a resolver."""
     data = read_settings(folder)
     try:
-        return with_kept_model(typed.load({**data, "fault": {}}), folder)
+        config = typed.load({**data, "fault": {}})
+        return config.model_copy(update={"env": with_kept_model(config.env, folder)})
     except ConfigError as error:
         raise ConfigError(
             f"run: {folder / 'config.yaml'} is not of this version, rlstable {versions()['rlstable']}: {error}"

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from rlstable.supervise.incident import FACTS, read
 
         incident = read(args.incident)
-        require_trust(incident.folder / FACTS, incident.config, args.trust, "--trust")
+        require_trust(incident.folder / FACTS, incident.config.env, args.trust, "--trust")
         from rlstable.replay.engines import step_again
         from rlstable.replay.report import as_data, compare
 

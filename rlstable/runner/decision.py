@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlstable.config import Config
+from rlstable.config.guards import ReturnWatchConfig
 from rlstable.config.supervise import RAISE_PRECISION
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of, without_critic
 from rlstable.ppo.state import Metrics, TrainState
@@ -96,12 +96,18 @@ class ReturnCheck:
     """
 
     def __init__(
-        self, config: Config, host: HostState, keys: SeedKeys, snapshots: Snapshots, event: Callable[..., None]
+        self,
+        guard: ReturnWatchConfig,
+        total_steps: int,
+        host: HostState,
+        keys: SeedKeys,
+        snapshots: Snapshots,
+        event: Callable[..., None],
+        enabled: bool,
     ):
-        guard = config.guards.return_watch
-        self.enabled = config.watches_return
+        self.enabled = enabled
         self._watch = ReturnWatch(guard.tolerance, guard.episodes, host.watch)
-        self._total_steps = config.total_steps
+        self._total_steps = total_steps
         self._host = host
         self._keys = keys
         self._snapshots = snapshots

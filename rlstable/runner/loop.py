@@ -90,7 +90,8 @@ class TrainingLoop:
         shown = config.logging.console if hosts.is_writer() else "off"
         whole_from = config.ppo.num_envs * config.env.training_length
         self._console = Console(shown, config.total_steps, whole_from=whole_from)
-        self.config = config = taken(config, self.run_dir, self._console.message)
+        env = taken(config.env, config.resume, self.run_dir, self._console.message)
+        self.config = config = config.model_copy(update={"env": env})
         self._stop_request = StopRequest(
             self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time
         )

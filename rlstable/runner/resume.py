@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from rlstable.config import Config, ConfigError, load
+from rlstable.config import ConfigError, load
 from rlstable.config.schema import Section
 from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
@@ -147,7 +147,7 @@ def _template(saved: Mapping[str, Any], programs: Programs, host: HostState, fir
     return dataclasses.replace(state, tuning=tuning, incident=None, **snapshots)  # slots are not saved
 
 
-def changes(saved: Mapping[str, Any], config: Config) -> list[tuple[str, Any, Any]]:
+def changes(saved: Mapping[str, Any], config: Section) -> list[tuple[str, Any, Any]]:
     """The settings that differ from the configuration of a checkpoint: dotted key, old and new value."""
     differences = _differences(saved, config, config.model_dump(mode="json"), "")
     return [change for change in differences if change[0].partition(".")[0] not in _NO_TRAINING]

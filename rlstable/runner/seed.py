@@ -176,19 +176,19 @@ def open_seed(
         state = setup.first_state(keys.init, keys.resets, fault, ahead=not resumes and not programs.shared)
         if resumes:
             state = resume(saving, state, functools.partial(keys.between, 2))
-        causes = cause_names(setup.env.guards)
+        causes, watches = cause_names(setup.env.guards), config.watches_return
         incidents = Incidents(run_dir, config, causes, programs.versions, host.incidents, log.event)
         seed = Seed(
             config, run_dir, programs, host, keys, Schedule(config, host), log, state, snapshots,
             Recovery(config.supervise.recovery, _patience(config.guards)),
-            ReturnCheck(config, host, keys, snapshots, log.event),
+            ReturnCheck(config.guards.return_watch, config.total_steps, host, keys, snapshots, log.event, watches),
             incidents, saving, closing, confirmed_of(run_dir) if resumes else {},
         )  # fmt: skip
         if not resumes:
             seed.keep_last_good()
         if hosts.is_writer():
             write_config(run_dir, config.model_dump(mode="json"), programs.machine)
-            keep(config, run_dir, log.event)
+            keep(config.env, run_dir, log.event)
         log.start()
     except BaseException:
         closing.close()

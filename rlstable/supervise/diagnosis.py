@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rlstable.config import Config
+from rlstable.config.ppo import PPOConfig
 from rlstable.config.supervise import Remedy
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.stop_reasons import StopReason
@@ -198,9 +199,9 @@ def signs_of(config: Config) -> list[Sign]:
     return [sign for sign in SIGNS if exists.get(sign.name, True)]
 
 
-def _of_iteration(metrics: Row, iteration: int, config: Config) -> Row:
+def _of_iteration(metrics: Row, iteration: int, ppo: PPOConfig, episode_length: int) -> Row:
     """A row: the metrics of an iteration, and the numbers that signs derive from them."""
-    ppo, steps = config.ppo, float(config.env.episode_length)
+    steps = float(episode_length)
     horizon = min(steps, 1.0 / (1.0 - ppo.discounting)) if ppo.discounting < 1.0 else steps
     reward, greatest = _number(metrics, "training/reward_mean"), _number(metrics, "training/reward_greatest")
     unknown = reward is None or ppo.normalize_rewards
@@ -290,7 +291,12 @@ class Signs:
         memory.longest = max(memory.longest, length or 0.0)
         if mean_return is not None and length is not None and iteration > _FIRST:
             memory.add_training(mean_return, length)
-        self._record(memory, step, _of_iteration(metrics, iteration, self._config), of_evaluations=False)
+        self._record(
+            memory,
+            step,
+            _of_iteration(metrics, iteration, self._config.ppo, self._config.env.episode_length),
+            of_evaluations=False,
+        )
 
     def record_evaluation(self, memory: SignMemory, step: int, metrics: Row) -> None:
         value = _number(metrics, "eval/episode_reward")

@@ -171,7 +171,8 @@ def read(folder: Path) -> Incident:
         facts = read_json(folder / FACTS)
         # The checksums of the npz are checked. Without pickle, reading it runs no code.
         with np.load(io.BytesIO(read_file(folder / _ARRAYS)), allow_pickle=False) as arrays:
-            config = with_kept_model(load(facts["config"]), folder.parent.parent)
+            config = load(facts["config"])
+            config = config.model_copy(update={"env": with_kept_model(config.env, folder.parent.parent)})
             return Incident(folder, facts, dict(arrays), config)
     except FileNotFoundError as error:
         raise ConfigError(

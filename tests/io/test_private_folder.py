@@ -89,7 +89,7 @@ def test_missing_parents_are_made_private_whatever_the_umask(tmp_path: Path) -> 
     ],
 )
 def test_code_outside_rlstable_brax_and_playground_is_named(sections: Any, named: dict[str, str]) -> None:
-    assert code_named(tiny_config(**sections)) == named
+    assert code_named(tiny_config(**sections).env) == named
 
 
 @pytest.mark.parametrize("exposed", ["folder", "file", "owner"])
@@ -99,12 +99,12 @@ def test_settings_that_another_user_may_write_need_trust(
     file = tmp_path / "config.yaml"
     file.touch(0o644)
     tmp_path.chmod(0o755)
-    require_trust(file, tiny_config(), trust=False)
+    require_trust(file, tiny_config().env, trust=False)
     if exposed == "owner":
         monkeypatch.setattr(os, "getuid", lambda: 12345)
     else:
         (tmp_path if exposed == "folder" else file).chmod(0o775)
     with pytest.raises(ConfigError, match=rf"^run: {file} names code .*, env\.name=toys:PointMass, and another user"):
-        require_trust(file, tiny_config(), trust=False)
-    require_trust(file, tiny_config(), trust=False, typed=["toys:PointMass"])
-    require_trust(file, tiny_config(), trust=True)
+        require_trust(file, tiny_config().env, trust=False)
+    require_trust(file, tiny_config().env, trust=False, typed=["toys:PointMass"])
+    require_trust(file, tiny_config().env, trust=True)

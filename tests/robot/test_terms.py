@@ -104,8 +104,8 @@ def test_function_of_the_user_is_a_term_with_parameters() -> None:
 
 def test_foreign_run_folder_with_terms_of_its_own_names_code() -> None:
     word = "+env.task.rewards.lean={term: 'test_terms:lean', weight: 1}"
-    assert code_named(config("robot", "hopper", word)) == {"test_terms:lean": "env.task"}
-    assert code_named(config("robot", "hopper")) == {}
+    assert code_named(config("robot", "hopper", word).env) == {"test_terms:lean": "env.task"}
+    assert code_named(config("robot", "hopper").env) == {}
 
 
 def test_null_removes_a_term_and_keeps_the_others() -> None:

@@ -22,7 +22,15 @@ class Run:
         self.host, self.events = HostState(), []
         self.snapshots = Snapshots(None)
         keep: Any = lambda kind, **fields: self.events.append({"kind": kind, **fields})  # noqa: E731
-        self.check = ReturnCheck(config, self.host, SimpleNamespace(comparison=None), self.snapshots, keep)  # type: ignore[arg-type]
+        self.check = ReturnCheck(
+            config.guards.return_watch,
+            config.total_steps,
+            self.host,
+            SimpleNamespace(comparison=None),
+            self.snapshots,
+            keep,
+            config.watches_return,
+        )  # type: ignore[arg-type]
         self.state = assemble(config)[1]
         self.total = 0
 
@@ -66,8 +74,7 @@ def test_training_chooses_the_best_state_only_before_the_first_evaluation(run: R
 @pytest.mark.parametrize(("length", "enabled"), [(100_000, True), (100_001, False)])
 def test_episodes_that_evaluations_may_not_play_are_not_played_by_the_return_watch(length: int, enabled: bool) -> None:
     config = tiny_config(guards={}, supervise={}, eval={"num_evals": 0}, env={"episode_length": length})
-    made: Any = None
-    assert ReturnCheck(config, HostState(), made, Snapshots(None), made).enabled is enabled
+    assert config.watches_return is enabled
 
 
 def test_refuted_fall_does_not_let_a_lower_evaluation_replace_the_best_state(run: Run) -> None:
