@@ -125,9 +125,10 @@ class Loss:
         entropy = mean(distribution.entropy(minibatch.noise))
         entropy_loss = -config.entropy_cost * entropy
         return LossTerms(
-            policy_loss + value_loss + entropy_loss, policy_loss, value_loss, entropy_loss, entropy, distribution,
-            values, ratio, log_ratio, epsilon, raw_targets, clipped_targets, std, error, value_move, epsilon_value,
-            activity,
+            loss=policy_loss + value_loss + entropy_loss, policy=policy_loss, value=value_loss,
+            entropy_loss=entropy_loss, entropy=entropy, distribution=distribution, values=values, ratio=ratio,
+            log_ratio=log_ratio, epsilon=epsilon, raw_targets=raw_targets, targets=clipped_targets, advantage_std=std,
+            value_error=error, value_move=value_move, epsilon_value=epsilon_value, activity=activity,
         )  # fmt: skip
 
     def estimate(self, params: Params, statistics: Statistics, data: Collected, values: jax.Array) -> Targets:

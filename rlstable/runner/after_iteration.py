@@ -15,7 +15,8 @@ from rlstable.device.precision import Level
 from rlstable.io.run_folder import forget_result
 from rlstable.ppo.state import SPECS, Metrics, Slot, TrainState
 from rlstable.runner.decision import Action, Decision, cause_of, decide
-from rlstable.runner.log import Row
+from rlstable.runner.host_state import Draw
+from rlstable.runner.listener import Row
 from rlstable.runner.seed import Seed
 from rlstable.supervise import remedies
 from rlstable.supervise.diagnosis import CRITIC_BEHIND, FAILURE_REPEATS
@@ -146,7 +147,7 @@ def _take_back_remedy(seed: Seed, learned: bool) -> None:
         return
     seed.event("remedy_taken_back", remedy=str(remedy), after=seed.host.attempts.stretch)
     if remedy.name == RAISE_PRECISION:
-        _change_level(seed, level, "healthy", seed.keys.between(2))
+        _change_level(seed, level, "healthy", seed.keys.between(Draw.CONVERSION))
     else:
         seed.state = sharding.place(remedies.take_back(remedy, seed.state), seed.programs.mesh, SPECS)
 
@@ -166,10 +167,10 @@ def _speed_up_critic(seed: Seed) -> None:
 def _reset_if_due(seed: Seed) -> None:
     """Resets the environments and refills the pool of first states, each if it is due."""
     if seed.schedule.resets(seed.step_before):
-        seed.state = seed.setup.reset_envs(seed.state, seed.keys.between(0))
+        seed.state = seed.setup.reset_envs(seed.state, seed.keys.between(Draw.RESET))
     if seed.schedule.refills:
         seed.host.pool_used = False
-        seed.state = seed.setup.refill_pool(seed.state, seed.keys.between(1))
+        seed.state = seed.setup.refill_pool(seed.state, seed.keys.between(Draw.REFILL))
 
 
 def _take_best_policy(seed: Seed) -> float | None:
@@ -280,7 +281,7 @@ def roll_back_to_plan(seed: Seed, plan: MemoryPlan) -> None:
 def _last_good_state(seed: Seed) -> TrainState:
     """The last good state with clean environments, without a remedy; the arrays of the present one may be deleted."""
     good, setup = seed.snapshots.last_good, seed.setup
-    key = jax.random.fold_in(seed.keys.between(3), good.iteration)
+    key = jax.random.fold_in(seed.keys.between(Draw.PLAN), good.iteration)
     return setup.convert_state(setup.reset_envs_and_pool(good.restored(seed.state, seed.programs.mesh), key))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Any
 
 import jax
@@ -86,6 +87,17 @@ def _require_fields(kind: type, saved: dict[str, Any]) -> None:
         raise ValueError(f"{kind.__name__} differs in {', '.join(different)}")
 
 
+class Draw(enum.IntEnum):
+    """What a key between two iterations is for."""
+
+    RESET = 0
+    REFILL = 1
+    CONVERSION = 2  # to another precision, or to a changed configuration
+    PLAN = 3
+    COMPARISON = 4
+    RECORDING = 5
+
+
 class SeedKeys:
     """Random keys of one seed for the draws outside of the training program, by its seed and its host state."""
 
@@ -106,17 +118,17 @@ class SeedKeys:
     @property
     def comparison(self) -> jax.Array:
         """For the comparison of the best policy with the present one after this iteration and attempt."""
-        return fold_in(self.between(4), self._host.attempts.count)
+        return fold_in(self.between(Draw.COMPARISON), self._host.attempts.count)
 
     @property
     def recording(self) -> jax.Array:
         """For the episode that is recorded after this iteration."""
-        return self.between(5)
+        return self.between(Draw.RECORDING)
 
-    def between(self, purpose: int) -> jax.Array:
-        """For a draw between two iterations; each purpose has a number."""
+    def between(self, draw: Draw) -> jax.Array:
+        """For a draw between two iterations."""
         key = fold_in(self.rollback, self._host.iteration)
-        return fold_in(key, purpose) if purpose else key
+        return key if draw is Draw.RESET else fold_in(key, draw)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ from rlstable.ppo.networks import Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import SPECS, TrainState
 from rlstable.runner.decision import ReturnCheck
-from rlstable.runner.host_state import HostState, Schedule, SeedKeys
+from rlstable.runner.host_state import Draw, HostState, Schedule, SeedKeys
 from rlstable.runner.kept_model import keep
 from rlstable.runner.listener import Listeners
 from rlstable.runner.log import Callback, SeedLog
@@ -121,7 +121,7 @@ class Seed:
         before = self.programs.num_envs(self.host)
         self.host.plan = dataclasses.replace(plan)
         if self.programs.num_envs(self.host) != before:
-            state = self.setup.reset_envs_and_pool(self.state, self.keys.between(3))
+            state = self.setup.reset_envs_and_pool(self.state, self.keys.between(Draw.PLAN))
             self.state = self.setup.convert_state(state)
 
     def needs_own_program(self, reason: str) -> StopReason:
@@ -175,7 +175,7 @@ def open_seed(
         # A resumed seed may have another precision or memory plan. A shared program takes the states of all seeds.
         state = setup.first_state(keys.init, keys.resets, fault, ahead=not resumes and not programs.shared)
         if resumes:
-            state = resume(saving, state, functools.partial(keys.between, 2))
+            state = resume(saving, state, functools.partial(keys.between, Draw.CONVERSION))
         causes, watches = cause_names(setup.env.guards), config.watches_return
         incidents = Incidents(run_dir, config, causes, programs.versions, host.incidents, log.event)
         seed = Seed(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlstable.config import ConfigError
+from rlstable.policy import statistics
 from scripts import pages, results
 from scripts.process import ROOT, environment, watch
 from scripts.results import Row
@@ -107,6 +108,16 @@ def shown(rows: Sequence[Row], task: str, side: str, glitch: str, rate: float) -
     return text if enough else f"**{text}**"
 
 
+def without_glitches(rows: Sequence[Row], task: str) -> list[str]:
+    """The cells about returns without wrong numbers; empty unless both sides have the same seeds."""
+    off, default = ([row["return"] for row in results.matching(rows, task=task, side=side, rate=0.0)] for side in SIDES)
+    if not off or len(off) != len(default):
+        return []
+    apart = statistics.estimate(np.subtract(default, off))
+    each = [f"{np.mean(own):,.4g} / {min(own):,.4g}" for own in (off, default)]
+    return [task, str(len(off)), *each, f"{apart.value:+,.3g} [{apart.low:+,.3g}, {apart.high:+,.3g}]"]
+
+
 def write_page(rows: Sequence[Row], path: Path) -> None:
     lines = []
     for task, about in TASKS.items():
@@ -119,6 +130,9 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
             seeds = len(results.matching(rows, task=task, side="default", glitch="none"))
             lines += [f"### {task}: {about.text}", "", f"{seeds} seeds, `{' '.join(about.overrides)}`", ""]
             lines += [*pages.table(header, measured), ""]
+    clean = [cells for task in TASKS if (cells := without_glitches(rows, task))]
+    header = ("task without wrong numbers", "seeds", "off, mean / least", "default, mean / least", "difference [95 %]")
+    lines += [*pages.table(header, clean), ""]
     pages.fill(path, {"glitches": "\n".join([*lines, pages.machine()])})
 
 
