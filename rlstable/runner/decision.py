@@ -45,8 +45,8 @@ def cause_of(
 ) -> StopReason | None:
     """The failure of an iteration, as the stop reason of a run without recovery; None if nothing failed.
 
-    The last iteration has two more checks, because a run must not complete with a bad or untrained state. `patience`
-    with iterations that accepted no update, None without a bound; `collapsed` is the answer of the return watch.
+    The last iteration has two more checks, because a run must not complete with a bad or untrained state. A run ends
+    after `patience` iterations without an update; None is no bound. `collapsed` is the answer of the return watch.
     """
     for name, exhausted in metrics.exhausted.items():
         if exhausted or (finished and name == "finite_state" and metrics.trips[name].any()):

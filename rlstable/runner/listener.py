@@ -37,10 +37,10 @@ class Listener:
 class Listeners:
     """The listeners of a run. One that raises is named once, and hears nothing more; training continues."""
 
-    def __init__(self, listeners: Iterable[Listener], console: Console):
+    def __init__(self, listeners: Iterable[Listener], console: Console, event: Callable[..., None]):
         self._listeners = list(listeners)
         self._console = console
-        self.event: Callable[..., None] | None = None  # logs an event of all seeds, once they are open
+        self._event = event  # logs an event of all seeds
 
     def opened(self, run_dir: Path, seeds: Mapping[int, Seed]) -> None:
         self._tell(lambda listener: listener.opened(run_dir, seeds))
@@ -52,18 +52,17 @@ class Listeners:
         self._tell(lambda listener: listener.evaluated(seed))
 
     def ended(self, folder: Path, fields: Mapping[str, Any]) -> None:
-        self.event = None  # the logs are closed
-        with self._console.working("finishing the pages"):
-            self._tell(lambda listener: listener.ended(folder, fields))
+        with self._console.working("finishing the pages"):  # the log of the folder is closed
+            self._tell(lambda listener: listener.ended(folder, fields), logs=False)
 
-    def _tell(self, call: Callable[[Listener], None]) -> None:
+    def _tell(self, call: Callable[[Listener], None], logs: bool = True) -> None:
         for listener in [*self._listeners]:
             try:
                 call(listener)
             except Exception as error:
                 self._listeners.remove(listener)
                 name, text = type(listener).__name__, one_line(error)
-                if self.event is None:
-                    self._console.message(f"{name} failed: {text}")
+                if logs:
+                    self._event("listener_failed", listener=name, error=text)
                 else:
-                    self.event("listener_failed", listener=name, error=text)
+                    self._console.message(f"{name} failed: {text}")

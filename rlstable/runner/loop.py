@@ -95,7 +95,8 @@ class TrainingLoop:
         self._stop_request = StopRequest(
             self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time
         )
-        self._listeners = Listeners(listeners if hosts.is_writer() else (), self._console)
+        own = listeners if hosts.is_writer() else ()
+        self._listeners = Listeners(own, self._console, lambda kind, **fields: self.programs.event(kind, **fields))
         self._last_seconds = 0.0
         self._advice: str | None = None
         self._seeds = Seeds(config, self.run_dir, callback, self._console, self._listeners)
@@ -104,7 +105,6 @@ class TrainingLoop:
             used = f"{self.programs.device_count} of {mesh.size} devices train"
             self._console.message(f"{used}, as many as divide {config.seeds} seeds")
         self._seeds.open(self.programs)
-        self._listeners.event = self.programs.event
         self._listeners.opened(self.run_dir, self.seeds)
 
     @property

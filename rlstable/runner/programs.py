@@ -167,7 +167,7 @@ class Programs:
     def played_env(self, host: HostState) -> Env:
         """The environment of evaluations, for another program than the evaluator's."""
         config, env = self._config, self._evaluation_env(self.setup(host))
-        return env or load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
+        return load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize) if env is None else env
 
     def num_envs(self, host: HostState) -> int:
         return host.plan.of(self._config).ppo.num_envs
