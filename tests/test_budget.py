@@ -26,7 +26,7 @@ BUDGETS = {"core": 6640, "run": 14_255, "apps": 10_960}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 46
 OTHERS = {"scripts": 3830, "tests": 30_415}
-DOCS = 5330  # lines of Markdown
+DOCS = 5335  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:
