@@ -22,10 +22,10 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6640, "run": 14_255, "apps": 10_960}
+BUDGETS = {"core": 6640, "run": 14_270, "apps": 10_960}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 46
-OTHERS = {"scripts": 3830, "tests": 30_415}
+OTHERS = {"scripts": 3840, "tests": 30_415}
 DOCS = 5335  # lines of Markdown
 
 

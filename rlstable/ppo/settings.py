@@ -1,4 +1,4 @@
-"""What an iteration takes from the configuration of a run."""
+"""Settings of an iteration, from the configuration of a run."""
 
 from __future__ import annotations
 

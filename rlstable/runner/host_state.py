@@ -88,7 +88,7 @@ def _require_fields(kind: type, saved: dict[str, Any]) -> None:
 
 
 class Draw(enum.IntEnum):
-    """What a key between two iterations is for."""
+    """Purposes of the draws between two iterations."""
 
     RESET = 0
     REFILL = 1

@@ -9,7 +9,7 @@ import optax
 import pytest
 from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, experience, mesh, minibatch_of, tiny_config
 
-from rlstable.config.run import LossScaleConfig
+from rlstable.config.precision import LossScaleConfig
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict

@@ -65,7 +65,7 @@ def test_disk_without_room_for_the_model_is_one_line(
     monkeypatch.setattr(kept_model, "write_atomically", full)
     config = compose(["env=robot_reach", f"env.xml={source}"])
     with pytest.raises(ConfigError, match=r"cannot write .*model.zip: No space left on device; make room there, or"):
-        kept_model.keep(config, tmp_path, lambda *_, **__: None)
+        kept_model.keep(config.env, tmp_path, lambda *_, **__: None)
 
 
 def test_run_with_a_changed_file_resumes_as_if_it_had_not_changed(
