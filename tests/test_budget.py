@@ -24,8 +24,8 @@ APPS = (
 )  # fmt: skip
 BUDGETS = {"core": 6640, "run": 14_270, "apps": 10_960}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
-WHOLE_CONFIGS = 46
-OTHERS = {"scripts": 3840, "tests": 30_415}
+WHOLE_CONFIGS = 48
+OTHERS = {"scripts": 3840, "tests": 30_425}
 DOCS = 5335  # lines of Markdown
 
 

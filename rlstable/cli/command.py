@@ -19,8 +19,8 @@ from rlstable.config.schema import ConfigError, Model, Section, validate
 from rlstable.io.console import Reminder, is_terminal
 
 _COLUMNS = 120
-_PATIENCE = 20.0  # seconds between two lines about work that goes on
-_stage = contextlib.ExitStack()  # the work that `note` has named last
+_PATIENCE = 20.0  # seconds between two lines of a running stage
+_stage = contextlib.ExitStack()  # shows the running stage
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -126,7 +126,7 @@ def working() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Names the stage of the work that begins, and shows until the next one that it goes on, and for how long."""
+    """Starts a stage of a command: prints its name, and shows its time so far until the next stage starts."""
     _stage.close()
     print(f"{text} ...", file=sys.stderr)
     _stage.enter_context(_waiting(text))
@@ -134,7 +134,7 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def _waiting(text: str) -> Iterator[None]:
-    """On a terminal a line with the seconds so far, which goes when the work ends; else a line every 20 seconds."""
+    """Context manager: on a terminal a clock, which is removed at the end; elsewhere a line every 20 seconds."""
     if not is_terminal(sys.stderr):
         with Reminder(_PATIENCE, lambda line: print(line, file=sys.stderr)).working(text):
             yield

@@ -34,8 +34,7 @@ _EPISODE = ("steps", "truncation", "time_out", "episode_done", "episode_metrics"
 # Entries of the environment that Playground's BraxAutoResetWrapper keeps at a reset, and in which it counts episodes.
 _PRESERVED, _DONE_COUNT = "AutoResetWrapper_preserve_info", "AutoResetWrapper_done_count"
 GuardStates = dict[str, GuardState]  # by name
-# An environment keeps its randomised model.
-MODEL = "model"  # the entry of `info` with the parameters that randomisation gave an environment
+MODEL = "model"  # entry of `info` with the randomised parameters of an environment, which it keeps
 _NEVER_RESET = (FIRST_STATE, MODEL, _DONE_COUNT, *_EPISODE)
 
 

@@ -13,8 +13,8 @@ from rlstable.runner.seed import Seed
 class EpisodePages(Listener):
     """Records an episode of every seed after every `render.every`th evaluation.
 
-    Recordings have a program and random keys of their own, so that training is the same with and without them. It is
-    compiled for one policy, and once for each precision level.
+    Recordings have their own program and random keys, so that training is the same with and without them. The program
+    is compiled once for each precision level.
     """
 
     def __init__(self) -> None:

@@ -20,9 +20,9 @@ _SHARE = 0.02  # greatest share of the time that goes into pages; long runs have
 
 
 class ReportPage(Listener):
-    """Writes `report.html`: of a running run now and then, in a thread of its own, and at the end.
+    """Writes `report.html` every 30 seconds while a run trains, in a separate thread, and when it ends.
 
-    A live page that cannot be written is left out without a word; the page at the end reports its errors.
+    An error of a live page is ignored, because the next one follows; an error of the last page is reported.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):

@@ -30,9 +30,15 @@ class SweepSummary(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
         """Counts the jobs, for the lines of those that run on this machine."""
-        given = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+        sweeper = config.hydra.sweeper
+        words = [
+            *(f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()),
+            *config.hydra.overrides.task,
+        ]
+        # A typed key replaces a configured one.
+        given = {one.key_or_group: one for one in OverridesParser.create().parse_overrides(words)}.values()
         counts = [sum(1 for _ in one.sweep_string_iterator()) for one in given if one.is_discrete_sweep()]
-        os.environ[_JOBS] = str(config.hydra.sweeper.get("n_trials") or math.prod(counts))
+        os.environ[_JOBS] = str(sweeper.get("n_trials") or math.prod(counts))
 
     def on_multirun_end(self, config: DictConfig, **_: object) -> None:
         from rich.console import Console

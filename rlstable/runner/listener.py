@@ -28,7 +28,7 @@ class Listener:
         """A seed has logged a row of metrics after `step` environment steps."""
 
     def evaluated(self, seed: Seed) -> None:
-        """An iteration of a seed with an evaluation has ended: its state is the one that training continues with."""
+        """An iteration with an evaluation has ended. Not called if a signal or the clock ends the run after it."""
 
     def ended(self, folder: Path, fields: Mapping[str, Any]) -> None:
         """A folder is complete: of each seed, and then of a run of several. `fields` are those of `result.json`."""

@@ -176,25 +176,21 @@ def smallest(plans: Sequence[MemoryPlan]) -> MemoryPlan:
 def smaller(config: Config, plan: MemoryPlan, lever: str, devices: int, factor: int = 2) -> MemoryPlan | None:
     """The plan with one lever a step of the size `factor` further; None if the lever is at its end."""
     planned = plan.of(config)
-    share = planned.ppo.num_envs // devices
-    steps: dict[str, Callable[[], int | None]] = {
-        "gradient_accumulation": lambda: _more_parts(
-            planned.ppo.gradient_accumulation, planned.ppo.batch_size // devices, factor
-        ),
-        "envs_per_pass": lambda: _smaller_passes(min(planned.env.envs_per_pass or share, share), factor),
-        "num_envs": lambda: _fewer_envs(planned, devices, factor),
-    }
-    value = steps[lever]()
+    step = {"gradient_accumulation": _more_parts, "envs_per_pass": _smaller_passes, "num_envs": _fewer_envs}[lever]
+    value = step(planned, devices, factor)
     return None if value is None else dataclasses.replace(plan, **{lever: value})
 
 
-def _more_parts(now: int, share: int, factor: int) -> int | None:
+def _more_parts(config: Config, devices: int, factor: int) -> int | None:
+    now, share = config.ppo.gradient_accumulation, config.ppo.batch_size // devices
     if now == share:
         return None
     return min(n for n in divisors(share) if n >= min(factor * now, share))
 
 
-def _smaller_passes(now: int, factor: int) -> int | None:
+def _smaller_passes(config: Config, devices: int, factor: int) -> int | None:
+    share = config.ppo.num_envs // devices
+    now = min(config.env.envs_per_pass or share, share)
     return None if now <= _LEAST_PASS else max(now // factor, _LEAST_PASS)
 
 

@@ -176,7 +176,7 @@ CASES = {
     "stricter": Case("a reward that becomes stricter with the age", {"reward": "stricter"}),
     "weaker": Case("motors at half strength after 2,000 steps", {"harder": 2000}, eval_kwargs={"harder": 0}),
     "cue": Case("a command that only the first five steps show", {"cue": 5}),
-    "cue_gru": Case("the same, and a policy that remembers", {"cue": 5},
+    "cue_gru": Case("the same, with a GRU and unrolls of 50 steps", {"cue": 5},
                     overrides=("network.recurrent=gru", "ppo.unroll_length=50")),
     "blind": Case("no velocities in the observation", {"blind": True}),
     "nan": Case("one velocity of 5,000 is NaN", {"nan_share": 0.0002}),

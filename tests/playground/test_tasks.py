@@ -77,8 +77,10 @@ def test_mistake_is_one_line_and_prints_nothing(mistake: str, capsys: pytest.Cap
     assert capsys.readouterr() == ("", "")
 
 
-def test_missing_robot_models_are_one_line_and_nothing_is_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", menagerie.Menagerie())
+def test_missing_robot_models_are_one_line_and_nothing_is_cloned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path / "no clone")
     monkeypatch.setattr(mjx_env, "_clone_with_progress", lambda *_: pytest.fail("cloned"))
     monkeypatch.setattr(menagerie, "_PACKAGES", ("no_such_package",))
     menagerie._folders.cache_clear()

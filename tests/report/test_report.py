@@ -258,7 +258,7 @@ def test_browser_shows_the_newest_episode_inside_the_report(record: RunRecord) -
     report.write_text(page([record]))
     with opened(report, DESKTOP) as found:
         assert found.page.locator("iframe").get_attribute("sandbox") == "allow-scripts"
-        found.page.locator("iframe").scroll_into_view_if_needed()  # a browser does not draw what nobody sees
+        found.page.locator("iframe").scroll_into_view_if_needed()  # a browser pauses frames outside of the window
         frame = found.page.frame_locator("iframe")
         frame.locator("#numbers", has_text="return").wait_for()
         assert frame.locator("h1").inner_text() == "ball"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -156,11 +157,12 @@ def test_sweep_summary_names_no_best_setting_if_a_run_was_interrupted(
     [
         (["env=ant", "seed=0,1", "ppo.learning_rate=1e-3,3e-4,1e-4"], {}, "job 2 (3 of 6)"),
         (["seed=range(0,4)"], {}, "job 2 (3 of 4)"),
+        (["seed=0,1"], {"params": {"seed": "0,1,2,3", "ppo.gae": "a,b"}}, "job 2 (3 of 4)"),
         (["ppo.learning_rate=interval(1e-5,1e-3)", "ppo.gae=choice(a,b)"], {"n_trials": 20}, "job 2 (3 of 20)"),
     ],
 )
 def test_job_of_a_sweep_says_which_of_how_many_it_is(
-    words: list[str], sweeper: dict[str, int], shown: str, monkeypatch: pytest.MonkeyPatch
+    words: list[str], sweeper: dict[str, Any], shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RLSTABLE_SWEEP_JOBS", raising=False)
     assert job_of_jobs(2) == "job 2"  # started by a launcher on another machine

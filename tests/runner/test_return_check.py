@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from toys import assemble, tiny_config
 
 from rlstable.runner.decision import ReturnCheck
 from rlstable.runner.host_state import HostState
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.snapshots import Snapshots
 
 
@@ -72,9 +74,13 @@ def test_training_chooses_the_best_state_only_before_the_first_evaluation(run: R
 
 
 @pytest.mark.parametrize(("length", "enabled"), [(100_000, True), (100_001, False)])
-def test_episodes_that_evaluations_may_not_play_are_not_played_by_the_return_watch(length: int, enabled: bool) -> None:
+def test_episodes_that_evaluations_may_not_play_are_not_played_by_the_return_watch(
+    length: int, enabled: bool, tmp_path: Path, quick_compile: None
+) -> None:
     config = tiny_config(guards={}, supervise={}, eval={"num_evals": 0}, env={"episode_length": length})
-    assert config.watches_return is enabled
+    run = TrainingLoop(config, tmp_path / "run")
+    run.close()
+    assert run.single.return_check.enabled is config.watches_return is enabled
 
 
 def test_refuted_fall_does_not_let_a_lower_evaluation_replace_the_best_state(run: Run) -> None:
