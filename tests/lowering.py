@@ -17,7 +17,7 @@ import pytest
 from toys import mesh
 
 from rlstable.cli.compose import compose
-from rlstable.compilation.programs import Arguments, Builder
+from rlstable.compilation.compiler import Arguments, Compiler
 from rlstable.config import Config
 from rlstable.device.precision import Precision, level
 from rlstable.policy import evaluator
@@ -88,16 +88,16 @@ def recording() -> Iterator[dict[str, Recorded]]:
     """Traces and records the programs that runs inside build; instead of compiled programs they get `_Ones`."""
     programs: dict[str, Recorded] = {}
 
-    def programs_of(config: Config, *_: Any) -> Builder:
+    def compiler_of(config: Config, *_: Any) -> Compiler:
         return _Recorder(level(config.precision), programs)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (setup, evaluator):
-            patch.setattr(module, "programs_of", programs_of)
+            patch.setattr(module, "compiler_of", compiler_of)
         yield programs
 
 
-class _Recorder(Builder):
+class _Recorder(Compiler):
     def __init__(self, precision: Precision, programs: dict[str, Recorded]):
         super().__init__(precision)
         self._recorded = programs

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pytest
 
-from rlstable.compilation.programs import Arguments, Builder
+from rlstable.compilation.compiler import Arguments, Compiler
 from rlstable.config import Config
 from rlstable.policy.evaluator import Evaluator, make_evaluator
 from rlstable.runner import programs
@@ -46,19 +46,19 @@ def forget() -> None:
         kept.clear()
 
 
-class _Shared(Builder):
+class _Shared(Compiler):
     """Returns the program that was built for the same name, configuration and argument shapes."""
 
-    def __init__(self, builder: Builder, origin: Any):
-        self._builder = builder
+    def __init__(self, compiler: Compiler, origin: Any):
+        self._compiler = compiler
         self._origin = origin
 
     def build(self, name: str, function: Any, arguments: Arguments, **options: bool) -> Future[Any]:
         given = arguments()
         key = (self._origin, name, _shapes(given))
         if key not in _programs or _programs[key].exception() is not None:
-            _programs[key] = self._builder.build(name, function, lambda: given, **options)
-            with self._builder._precision.compiled():
+            _programs[key] = self._compiler.build(name, function, lambda: given, **options)
+            with self._compiler._precision.compiled():
                 _outputs[self._origin, name] = jax.eval_shape(function, *given)
         return _programs[key]
 
@@ -74,15 +74,15 @@ def _assemble(
     guards = (self.env.guards, ppo.batch_guards, ppo.update_guards, ppo.state_guards)
     _guards.append(guards)
     kinds = (type(self), type(ppo), type(self.env), type(self.env.env))
-    builder = self._programs
+    compiler = self._compiler
     allowed = config.may_tighten_clipping, config.may_separate_rates
-    self._programs = _Shared(builder, (_training_key(config), allowed, kinds, repr(guards), self._mesh))
-    self._resets._programs = _Shared(builder, (_resets_key(config), kinds[2:], repr(self.env.guards)))
+    self._compiler = _Shared(compiler, (_training_key(config), allowed, kinds, repr(guards), self._mesh))
+    self._resets._compiler = _Shared(compiler, (_resets_key(config), kinds[2:], repr(self.env.guards)))
 
 
 def _make_evaluator(config: Config, *args: Any) -> Evaluator:
     made = make_evaluator(config, *args)
-    made._programs = _Shared(made._programs, ("evaluation", _evaluation_key(config)))
+    made._compiler = _Shared(made._compiler, ("evaluation", _evaluation_key(config)))
     return made
 
 

@@ -22,11 +22,11 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6640, "run": 14_270, "apps": 10_960}
+BUDGETS = {"core": 6590, "run": 14_325, "apps": 10_980}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
-WHOLE_CONFIGS = 48
-OTHERS = {"scripts": 3840, "tests": 30_425}
-DOCS = 5335  # lines of Markdown
+WHOLE_CONFIGS = 29
+OTHERS = {"scripts": 3840, "tests": 30_455}
+DOCS = 5340  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

@@ -21,11 +21,12 @@ from rlstable.config.faults import FaultConfig
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
 from rlstable.faults import SITES
-from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.guards import env_guards
+from rlstable.ppo.initial import init_state
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NEVER = 1_000  # an iteration that no test reaches

@@ -16,11 +16,12 @@ from toys import PointMass, State, compiled, finite, learnt, placed, tiny_config
 
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
-from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.guards import env_guards
+from rlstable.ppo.initial import init_state
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.rollout import Rollout
 from rlstable.ppo.state import Metrics, TrainState
+from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 # State before a step, state after a step, action of the policy, samples, gradient.

@@ -174,7 +174,8 @@ def test_resume_of_a_run_that_reached_its_target_trains_nothing_and_says_how_to_
 
 def test_exit_of_a_callback_is_announced_to_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     announced = []
-    monkeypatch.setattr(hosts, "announce", lambda *ending: announced.append(ending))
+    announce = hosts.announce
+    monkeypatch.setattr(hosts, "announce", lambda *ending: announced.append(ending[:3]) or announce(*ending))
 
     def callback(step: int, row: dict[str, Any]) -> None:
         raise SystemExit("enough")
@@ -336,5 +337,6 @@ def test_programs_with_native_physics_are_dispatched_inline_from_before_jax_is_f
     monkeypatch.setattr("rlstable.runner.programs.disable_async_dispatch", lambda: order.append("inline"))
     devices = lambda count: order.append("devices") or make_mesh(count)  # noqa: E731
     monkeypatch.setattr("rlstable.runner.programs.make_mesh", devices)
-    mesh_of(Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}}))
+    config = Config(**{**sections, "env": {"name": "ant", **sections.get("env", {})}})
+    mesh_of(config.devices, config.env, config.eval)
     assert order == ["inline"] * inline + ["devices"]

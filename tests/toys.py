@@ -23,15 +23,16 @@ from rlstable.device.counter import WideCounter
 from rlstable.device.mesh import make_mesh
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
-from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.diagnostics import loss_metrics
 from rlstable.ppo.guards import env_guards
+from rlstable.ppo.initial import init_state
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.loss import Loss
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected, Minibatch
 from rlstable.ppo.state import SPECS, TrainState
+from rlstable.runner.setup import make_ppo
 
 # Overrides of a run that takes a few seconds.
 TINY = (
@@ -199,6 +200,10 @@ def tiny_config(guards: Mapping[str, Any] | None = None, **sections: Any) -> con
             **sections,
         }
     )
+
+
+def make_networks(settings: config.Config, action_size: int) -> Networks:
+    return make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), action_size).networks
 
 
 def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tuple[PPO, TrainState]:

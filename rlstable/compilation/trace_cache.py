@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
 from rlstable.compilation import ffi, sources
-from rlstable.compilation.programs import Arguments, Builder, collector_paused
+from rlstable.compilation.compiler import Arguments, Compiler, collector_paused
 from rlstable.compilation.xla import Options, compiler_options, program_cache_folder
 from rlstable.config import Config
 from rlstable.config.run import EnvConfig
@@ -48,8 +48,8 @@ _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
 _MOST_FILES = 400  # a run has four programs, of up to a few megabytes each
 
 
-def programs_of(config: Config, mesh: Mesh, env: Env | None = None) -> Builder:
-    """Builder of a run's programs: with the trace cache only if a new trace would certainly be the same.
+def compiler_of(config: Config, mesh: Mesh, env: Env | None = None) -> Compiler:
+    """Compiler of a run's programs: with the trace cache only if a new trace would certainly be the same.
 
     These cases do not use the cache:
 
@@ -67,7 +67,7 @@ def programs_of(config: Config, mesh: Mesh, env: Env | None = None) -> Builder:
     plain = _plain(config.env.kwargs) and _plain(config.eval.env_kwargs)
     files = _sources_of(config.env, env) if supported and plain else None
     if files is None or folder is None:
-        return Builder(precision, options)
+        return Compiler(precision, options)
     # A private folder, because its files are executed and JAX's cache folder may be shared.
     return TraceCache(
         folder / f"traced-{os.getuid()}",
@@ -95,7 +95,7 @@ def _sources_of(config: EnvConfig, env: object) -> str | None:
     return None if files is None else files + hashlib.blake2s(content.data).hexdigest()
 
 
-class TraceCache(Builder):
+class TraceCache(Compiler):
     """Loads programs that an earlier process has traced, and saves the programs that this process traces.
 
     Both are compiled from the saved text, so JAX finds the compiled program of the earlier process. A program's file is

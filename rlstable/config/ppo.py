@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlstable.config.schema import (
     INT32_MAX,
+    ConfigError,
     Count,
     CountOrZero,
     Finite,
@@ -138,6 +139,24 @@ class PPOConfig(Section, at="ppo"):
     def env_steps_per_iteration(self, action_repeat: int) -> int:
         """Environment steps of one iteration on all devices, as Brax counts them."""
         return self.rows * self.unroll_length * action_repeat
+
+    def require_devices(self, count: int) -> None:
+        """Raises ConfigError, with a size that fits, unless `count` devices divide the batch and the environments."""
+        accumulated = self.gradient_accumulation
+        # The batch first: with a wrong batch size, no number of environments may fit.
+        step = math.lcm(count * accumulated, self.num_envs // math.gcd(self.num_envs, self.num_minibatches))
+        down = self.batch_size - self.batch_size % step
+        envs = [n for n in divisors(self.rows) if n % count == 0]
+        for key, choices in (("batch_size", [down or step, down + step]), ("num_envs", envs)):
+            value = getattr(self, key)
+            if value % count:
+                fits = f"{nearest(value, choices)} would fit, or set devices=1"
+                raise ConfigError(f"ppo.{key}: {value} does not divide evenly among {count} devices; {fits}")
+        if (share := self.batch_size // count) % accumulated:
+            raise ConfigError(
+                f"ppo.gradient_accumulation: {accumulated} does not divide the {share} unrolls of a minibatch on each "
+                f"of {count} devices; 1 would fit"
+            )
 
 
 class BraxEpochs(NamedTuple):

@@ -17,7 +17,6 @@ from rlstable.config.ppo import PPOConfig
 from rlstable.config.precision import PrecisionConfig
 from rlstable.config.robot import NAMED, TaskConfig
 from rlstable.config.schema import (
-    ConfigError,
     Count,
     CountOrZero,
     Finite,
@@ -27,9 +26,7 @@ from rlstable.config.schema import (
     Section,
     Seed,
     Total,
-    divisors,
     expand_home,
-    nearest,
     require,
     validate,
 )
@@ -360,24 +357,6 @@ class Config(Section, at=""):
         separate = {"scale_policy_rate", "scale_critic_rate", "refit_critic"}
         by_remedy = recovery.enabled and any(remedy.name in separate for remedy in recovery.remedies)
         return guards.limiters.kl is not None or after_collapse or by_remedy
-
-    def require_devices(self, count: int) -> None:
-        """Raises ConfigError, with a size that fits, unless `count` devices divide the batch and the environments."""
-        ppo, accumulated = self.ppo, self.ppo.gradient_accumulation
-        # The batch first: with a wrong batch size, no number of environments may fit.
-        step = math.lcm(count * accumulated, ppo.num_envs // math.gcd(ppo.num_envs, ppo.num_minibatches))
-        down = ppo.batch_size - ppo.batch_size % step
-        envs = [n for n in divisors(ppo.rows) if n % count == 0]
-        for key, choices in (("batch_size", [down or step, down + step]), ("num_envs", envs)):
-            value = getattr(ppo, key)
-            if value % count:
-                fits = f"{nearest(value, choices)} would fit, or set devices=1"
-                raise ConfigError(f"ppo.{key}: {value} does not divide evenly among {count} devices; {fits}")
-        if (share := ppo.batch_size // count) % accumulated:
-            raise ConfigError(
-                f"ppo.gradient_accumulation: {accumulated} does not divide the {share} unrolls of a minibatch on each "
-                f"of {count} devices; 1 would fit"
-            )
 
 
 def load(data: Mapping[str, object]) -> Config:

@@ -222,7 +222,7 @@ def _flat(settings: object, path: str = "") -> list[tuple[str, object]]:
     return [item for key, value in settings.items() for item in _flat(value, f"{path}.{key}" if path else str(key))]
 
 
-def announce(stop_reason: str, exit_code: int, message: str, error: Exception | None = None) -> Ending:
+def announce(stop_reason: str, exit_code: int, message: str, error: BaseException | None = None) -> Ending:
     """Announces that this process ends the run. Returns the first cause, which another process may have announced.
 
     An `error` of a collective is not announced: it means that another process has failed or is lost.

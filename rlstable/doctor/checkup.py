@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from rlstable.compilation.xla import check_flags, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
+from rlstable.config.ppo import PPOConfig
 from rlstable.config.run import EnvConfig
 from rlstable.config.schema import first_line
 from rlstable.device import machine
@@ -102,7 +103,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     if config.seeds > 1:  # each seed trains on one device
         device_count_for(config.seeds, mesh.size, config.devices)
         mesh = make_mesh(1)
-    config.require_devices(mesh.size)
+    config.ppo.require_devices(mesh.size)
     not_cached = enable_program_cache(config.compile_cache)  # training then finds the programs compiled here
     if not_cached is not None:
         notify(f"compiled programs are not cached for training (compile_cache): {not_cached}")
@@ -124,8 +125,9 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         findings += lint(model, engine)
     usage = None
     try:
-        usage = _memory(config, setup, mesh, compiles, notify)
-        findings += memory_findings(usage, config.supervise.memory.adapt)
+        settings = config.supervise.memory
+        usage = _memory(config.ppo, settings.limit_gib, setup, mesh, compiles, notify)
+        findings += memory_findings(usage, settings.adapt)
         if compiles:
             notify("playing random and extreme actions, for fading rewards and the reach of actuators")
             played = play(env)
@@ -196,20 +198,22 @@ def machine_findings(found: Mapping[str, str], robot_in_jax: bool) -> list[Findi
     return [Finding("warning", "device", (found["nvidia-smi"],), what, advice)]
 
 
-def _memory(config: Config, setup: TrainingSetup, mesh: Mesh, compiles: bool, notify: Callable[[str], None]) -> Memory:
+def _memory(
+    ppo: PPOConfig, gib: float | None, setup: TrainingSetup, mesh: Mesh, compiles: bool, notify: Callable[[str], None]
+) -> Memory:
     notify("tracing the environment")
     shapes = setup.shapes()
     needs = None
     if compiles:
         notify("compiling the training program to estimate its memory (--no-compile skips this)")
         needs = memory.footprint(setup.compiled(shapes).executable)
-    device, rows = mesh.devices.flat[0], config.ppo.rows
+    device, rows = mesh.devices.flat[0], ppo.rows
     return Memory(
         footprint=needs,
         needed=memory.needed(needs, mesh),
-        limit=memory.limit(device, config.supervise.memory.limit_gib),
-        per_environment=bytes_of(shapes.env_state) // config.ppo.num_envs,
-        num_envs=config.ppo.num_envs,
+        limit=memory.limit(device, gib),
+        per_environment=bytes_of(shapes.env_state) // ppo.num_envs,
+        num_envs=ppo.num_envs,
         allowed_envs=tuple(n for n in range(mesh.size, rows + 1, mesh.size) if rows % n == 0),
     )
 

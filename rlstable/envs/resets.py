@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from rlstable.compilation import host_keys
+from rlstable.compilation.compiler import Compiler
 from rlstable.compilation.ffi import interruptible
-from rlstable.compilation.programs import Builder
 from rlstable.config import ConfigError
 from rlstable.device.packed import PackedRows, concatenate
 from rlstable.device.precision import SINGLE, Precision
@@ -36,7 +36,7 @@ class Resets:
         env: VectorEnv,
         batch: int,
         precision: Precision = SINGLE,
-        programs: Builder | None = None,
+        compiler: Compiler | None = None,
         devices: int = 1,
     ):
         guarded = env if env.guards else dataclasses.replace(env, guards={"quarantine": Quarantine()})
@@ -48,18 +48,18 @@ class Resets:
 
         self.program = jax.jit(program)
         self._env, self._batch, self._precision, self._devices = env, batch, precision, devices
-        self._programs = programs or Builder(precision)
+        self._compiler = compiler or Compiler(precision)
         self._built: Future[jax.stages.Compiled] | None = None
 
     def begin(self) -> Future[jax.stages.Compiled]:
         """Starts to build the program, once; the result of the future is the compiled program."""
         if self._built is None:
-            self._built = self._programs.build(_NAME, self.program, lambda: (host_keys.shape(),), rarely_used=True)
+            self._built = self._compiler.build(_NAME, self.program, lambda: (host_keys.shape(),), rarely_used=True)
         return self._built
 
     def shapes(self, count: int) -> EnvState:
         """Shapes and types of `count` first states; traces the program at most once."""
-        outputs = self._programs.outputs(_NAME)
+        outputs = self._compiler.outputs(_NAME)
         if outputs is None:
             with self._precision.compiled():
                 outputs = jax.eval_shape(self.program, host_keys.shape())

@@ -13,6 +13,9 @@ from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
 
 if TYPE_CHECKING:
+    from rlstable.config.guards import GuardsConfig
+    from rlstable.config.precision import PrecisionConfig
+    from rlstable.config.run import EnvConfig
     from rlstable.gym.environments import Task, TaskVector
 
 
@@ -52,10 +55,18 @@ def gym_env(
     check_flags()
     disable_async_dispatch()  # before JAX is initialised, as native physics needs
     enable_program_cache(config.compile_cache)
-    return _made(config, given, num_envs, render_mode is not None)
+    sections = config.env, config.guards, config.precision
+    return _made(*sections, given, num_envs, render_mode is not None)
 
 
-def _made(config: Config, given: Any, num_envs: int | None, draws: bool) -> Task | TaskVector:
+def _made(
+    settings: EnvConfig,
+    limits: GuardsConfig,
+    precision: PrecisionConfig,
+    given: Any,
+    num_envs: int | None,
+    draws: bool,
+) -> Task | TaskVector:
     """The environment of a configuration, or of an environment object that the user has `given`."""
     from rlstable.envs.history import with_history
     from rlstable.envs.interface import check, require_unwrapped
@@ -67,17 +78,17 @@ def _made(config: Config, given: Any, num_envs: int | None, draws: bool) -> Task
     from rlstable.render.recording import seconds_per_step
 
     if given is None:
-        single = load_env(config.env)
+        single = load_env(settings)
     else:
         require_unwrapped(given)
-        single = with_history(given, config.env.history)
-    if config.env.source in ("import", "object"):
-        check(single, config.env.name)
+        single = with_history(given, settings.history)
+    if settings.source in ("import", "object"):
+        check(single, settings.name)
     model = model_of(getattr(single, "unwrapped", single))
     if draws and model is None:
-        raise ConfigError(f"render_mode: {config.env.name} has no MuJoCo model to draw; leave render_mode=None")
-    fps = None if model is None else 1.0 / (seconds_per_step(single, model) * config.env.action_repeat)
-    simulation = Simulation(config, single, autoreset=num_envs is not None)
+        raise ConfigError(f"render_mode: {settings.name} has no MuJoCo model to draw; leave render_mode=None")
+    fps = None if model is None else 1.0 / (seconds_per_step(single, model) * settings.action_repeat)
+    simulation = Simulation(settings, limits, precision, single, autoreset=num_envs is not None)
     frames = Frames(model) if draws and model is not None else None
     if num_envs is None:
         return Task(simulation, single.action_size, fps, frames, model)

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.compilation.ffi import interruptible
-from rlstable.config import Config
+from rlstable.config.guards import GuardsConfig
+from rlstable.config.precision import PrecisionConfig
+from rlstable.config.run import EnvConfig
 from rlstable.device.precision import level
 from rlstable.device.shared import with_shared_of, without_shared
 from rlstable.device.transforms import apply_if
@@ -56,13 +58,13 @@ class Simulation:
     step, the episode terminates with reward 0 and the last good observation.
     """
 
-    def __init__(self, config: Config, env: Env, autoreset: bool):
-        self._precision = level(config.precision)
+    def __init__(
+        self, settings: EnvConfig, limits: GuardsConfig, precision: PrecisionConfig, env: Env, autoreset: bool
+    ):
+        self._precision = level(precision)
         self._autoreset = autoreset
-        settings = config.env
         physics_env = Float64Physics(env) if self._precision.x64 else env
-        guards = env_guards(config.guards)
-        self._env = VectorEnv(physics_env, settings.episode_length, settings.action_repeat, guards)
+        self._env = VectorEnv(physics_env, settings.episode_length, settings.action_repeat, env_guards(limits))
         self._begin, self._next = jax.jit(self._first), jax.jit(self._step, donate_argnums=0)
         self._carry: _Carry | None = None
         self._turn = threading.Lock()  # of several threads with one environment, one after another

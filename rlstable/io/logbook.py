@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlstable.config import Config
+from rlstable.config.run import LoggingConfig
 from rlstable.io.console import Console
 from rlstable.io.files import one_line
 from rlstable.io.jsonl import JsonLines, to_json
@@ -49,8 +49,16 @@ class Logbook:
         wandb_url: Address of the run's page; None without one, as offline.
     """
 
-    def __init__(self, config: Config, run_dir: Path, console: Console, more: Sequence[Sink] = ()):
-        self._config = config
+    def __init__(
+        self,
+        services: LoggingConfig,
+        settings: Mapping[str, Any],
+        run_dir: Path,
+        console: Console,
+        more: Sequence[Sink] = (),
+    ):
+        self._chosen = services
+        self._settings = settings
         self._run_dir = run_dir
         self._console = console
         self._showing = threading.RLock()  # the background threads report failed sinks
@@ -65,13 +73,13 @@ class Logbook:
 
     def start(self, wandb_run_id: str | None, resume_step: int | None) -> None:
         services: list[Sink] = [*self._more]
-        chosen = self._config.logging
+        chosen = self._chosen
         if chosen.tensorboard:
             services.append(TensorBoard(self._run_dir, resume_step))
         if chosen.wandb.mode != "disabled":
             self.wandb_run_id = wandb_run_id  # kept if the start fails
             try:
-                wandb = Wandb(chosen.wandb, self._run_dir, self._config.model_dump(mode="json"), wandb_run_id)
+                wandb = Wandb(chosen.wandb, self._run_dir, self._settings, wandb_run_id)
                 self.wandb_run_id, self.wandb_url = wandb.run_id, wandb.url
                 services.append(wandb)
             except Exception as error:

@@ -16,9 +16,9 @@ from jax.stages import Compiled
 
 from rlstable import faults
 from rlstable.compilation import background
+from rlstable.compilation.compiler import Compiler
 from rlstable.compilation.ffi import interruptible
-from rlstable.compilation.programs import Builder
-from rlstable.compilation.trace_cache import programs_of
+from rlstable.compilation.trace_cache import compiler_of
 from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.config.guards import GuardsConfig
@@ -69,7 +69,7 @@ class Evaluator:
         precision: Precision,
         compiling: Compiling,
         report: Callable[..., None],
-        programs: Builder | None = None,
+        compiler: Compiler | None = None,
         limit: int | None = None,
     ):
         def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
@@ -81,7 +81,7 @@ class Evaluator:
             return vmap_seeds(play_one)(policies)
 
         self._play = jax.jit(play_pass)
-        self._programs, self._precision = programs or Builder(precision), precision
+        self._compiler, self._precision = compiler or Compiler(precision), precision
         self._compiling, self._report, self._limit = compiling, report, limit
         self._count, self._passes = count, 1
         self._building: Future[Compiled] | None = None
@@ -143,7 +143,7 @@ class Evaluator:
     def _begin(self, policies: Sequence[PolicySnapshot]) -> Future[Compiled]:
         numbers = self._episode_numbers()[0]
         name = f"evaluation {len(policies)} {len(numbers)}"
-        return self._programs.build(name, self._play, lambda: (tuple(policies), numbers))
+        return self._compiler.build(name, self._play, lambda: (tuple(policies), numbers))
 
     def _episode_numbers(self) -> np.ndarray:
         """The episode numbers of each pass, int32 `[passes, B]`; some repeat if episodes do not divide evenly."""
@@ -212,10 +212,10 @@ def make_evaluator(
         with precision.narrow():
             return run_episodes(env, policy, keys, jax.random.split(key)[0])
 
-    programs = programs_of(config, make_mesh(1), env.env)
+    compiler = compiler_of(config, make_mesh(1), env.env)
     own = config.supervise.memory
     limit = memory.limit(jax.local_devices()[0], own.limit_gib) if own.adapt else None
-    return Evaluator(play, config.eval.num_envs, precision, compiling, report, programs, limit)
+    return Evaluator(play, config.eval.num_envs, precision, compiling, report, compiler, limit)
 
 
 def evaluation_env(config: Config, single: Env | None = None) -> VectorEnv:

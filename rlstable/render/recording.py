@@ -11,8 +11,8 @@ import jax
 import mujoco
 import numpy as np
 
+from rlstable.compilation.compiler import Compiler
 from rlstable.compilation.ffi import interruptible
-from rlstable.compilation.programs import Builder
 from rlstable.compilation.xla import Compiling, check_flags, disable_async_dispatch, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import level
@@ -55,7 +55,7 @@ class EpisodeRecorder:
         self._title = name if backend is None else f"{name}, {backend}"
         self._actions = "step {:,}" if networks is not None else "random actions"
         self._precision = level(config.precision)
-        self._programs = Builder(self._precision)
+        self._compiler = Compiler(self._precision)
         self._compiled: Any = None
         robot: Any = getattr(env, "unwrapped", env)
         self._motion = None
@@ -78,7 +78,7 @@ class EpisodeRecorder:
         if self._compiled is None:
             with self._compiling("recording"):
                 args = params, statistics, key
-                self._compiled = self._programs.build("recording", self._play, lambda: args).result()
+                self._compiled = self._compiler.build("recording", self._play, lambda: args).result()
 
     def record(self, params: Params, statistics: Statistics, key: jax.Array, step: int) -> RecordedEpisodes:
         """Plays episodes and records the best, the median and the worst of them.

@@ -22,7 +22,7 @@ from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics
 from rlstable.runner.host_state import HostState
 from rlstable.runner.listener import Listeners, Row
-from rlstable.supervise.diagnosis import Signs, advice, warnings_of
+from rlstable.supervise.diagnosis import Signs, advice, signs_of, warnings_of
 from rlstable.supervise.stop_reasons import StopReason
 
 Callback = Callable[[int, Row], Any]
@@ -47,9 +47,9 @@ class SeedLog:
         self._callback = callback
         self._host = host
         failing = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
-        self.logbook = logbook.Logbook(config, run_dir, console, failing)
+        self.logbook = logbook.Logbook(config.logging, config.model_dump(mode="json"), run_dir, console, failing)
         self.telemetry = Telemetry(ppo)
-        self._signs = Signs(config, self.event)
+        self._signs = Signs(signs_of(config), config.ppo, config.env, config.eval.num_envs, self.event)
         self._update_guards = ppo.update_guards
         self.history: list[Row] = []
         self.last_evaluation: Row = {}

@@ -144,27 +144,14 @@ class TrainingLoop:
             self._train()
             hosts.from_writer("ended", lambda: True)  # a process returns after the writer has written `result.json`
             stop_reason = None  # each seed has a stop reason
-        except OutOfMemory as error:
-            ending = hosts.announce(StopReason.out_of_memory.name, StopReason.out_of_memory.exit_code, str(error))
-            self._advice, stop_reason = str(error), StopReason[ending.stop_reason]
-            self._advise(ending)
-        except KeyboardInterrupt:
-            stop_reason = StopReason.interrupted  # the second signal does not wait for the iteration
-            hosts.announce(stop_reason.name, stop_reason.exit_code, f"process {hosts.index()} was interrupted")
-            raise
-        except Exception as error:
-            message = f"process {hosts.index()}: {type(error).__name__}: {error}"
-            ending = hosts.announce(StopReason.error.name, StopReason.error.exit_code, message, error)
+        except BaseException as error:  # also the second signal, and SystemExit of a callback
+            ending = hosts.announce(*_cause(error), error)
             stop_reason = StopReason[ending.stop_reason]
-            self._advise(ending)
-            for seed in self._seeds.unfinished.values():
-                seed.event("error", message=f"{type(error).__name__}: {error}")
+            if not isinstance(error, Exception):
+                raise
+            self._explain(ending, error)
             if stop_reason is StopReason.error and ending.process == hosts.index():
                 raise
-        except BaseException as error:  # SystemExit of a callback
-            error_text = f"process {hosts.index()}: {type(error).__name__}: {error}"
-            hosts.announce(StopReason.error.name, StopReason.error.exit_code, error_text)
-            raise
         finally:
             result = self._seeds.finish(stop_reason, self._advice)
         return result
@@ -189,7 +176,7 @@ class TrainingLoop:
     def _compile(self, training: dict[int, Seed]) -> None:
         """Prints the header, compiles, and evaluates the policies of a new run if the configuration says so."""
         first = next(iter(training.values()))
-        self._console.header(header(self.config, first, self.run_dir))
+        self._console.header(header(first, self.config.seeds, self.run_dir))
         if hosts.is_writer() and any(seed.schedule.evaluates for seed in training.values()):
             self.programs.evaluator(first.host).begin(list(self._seeds.policies(training).values()))
         if hosts.is_writer() and self.config.checkpoint.enabled:
@@ -353,9 +340,25 @@ class TrainingLoop:
             return "nothing has been saved yet"
         return f"the last checkpoint is of step {min(saved):,}"
 
-    def _advise(self, ending: hosts.Ending) -> None:
-        """Explains a failure of another process, or of all; a signal explains itself."""
-        if hosts.count() > 1 and StopReason[ending.stop_reason] not in FROM_OUTSIDE:
+    def _explain(self, ending: hosts.Ending, error: Exception) -> None:
+        """Tells why the run fails: in the log of an error, else in the advice; other processes print their cause."""
+        if isinstance(error, OutOfMemory):
+            self._advice = str(error)
+        else:
+            for seed in self._seeds.unfinished.values():
+                seed.event("error", message=f"{type(error).__name__}: {error}")
+        if hosts.count() > 1 and StopReason[ending.stop_reason] not in FROM_OUTSIDE:  # a signal explains itself
             self._advice = ending.message
         if ending.process != hosts.index():
             print(f"rlstable: {ending.stop_reason}: {ending.message}", file=sys.stderr, flush=True)
+
+
+def _cause(error: BaseException) -> tuple[str, int, str]:
+    """The stop reason of an error, its exit code, and a message for the other processes."""
+    message = f"process {hosts.index()}: {type(error).__name__}: {error}"
+    reason = StopReason.error
+    if isinstance(error, OutOfMemory):
+        reason, message = StopReason.out_of_memory, str(error)
+    elif isinstance(error, KeyboardInterrupt):  # the second signal does not wait for the iteration
+        reason, message = StopReason.interrupted, f"process {hosts.index()} was interrupted"
+    return reason.name, reason.exit_code, message

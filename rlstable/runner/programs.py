@@ -13,6 +13,8 @@ from jax.sharding import Mesh
 from rlstable.compilation import sources
 from rlstable.compilation.xla import Compiling, disable_async_dispatch, enable_program_cache
 from rlstable.config import Config, ConfigError
+from rlstable.config.run import EnvConfig, EvalConfig
+from rlstable.config.schema import Section
 from rlstable.config.supervise import MATMUL_LEVELS, X64
 from rlstable.device import hosts
 from rlstable.device import machine as processor
@@ -37,18 +39,18 @@ from rlstable.supervise.stop_reasons import StopReason
 _CURED_BY_PRECISION = (StopReason.state_not_finite, StopReason.no_update_accepted, StopReason.physics_unstable)
 
 
-def mesh_of(config: Config) -> Mesh:
-    """The devices of a configuration; a `ConfigError` if they are not available.
+def mesh_of(devices: int | None, env: EnvConfig, played: EvalConfig) -> Mesh:
+    """So many devices, all if None, for environments to train and to play; a `ConfigError` if they are not available.
 
     Must run before JAX is initialised; JAX ignores the dispatch flag afterwards.
     """
-    kwargs = (config.env.kwargs or {}, config.eval.env_kwargs or {})
-    if not {"native", "auto"}.isdisjoint((config.env.backend, *(one.get("backend") for one in kwargs))):
+    kwargs = (env.kwargs or {}, played.env_kwargs or {})
+    if not {"native", "auto"}.isdisjoint((env.backend, *(one.get("backend") for one in kwargs))):
         disable_async_dispatch()
-    mesh = make_mesh(config.devices if hosts.count() == 1 else None)
-    if config.devices not in (None, mesh.size):
+    mesh = make_mesh(devices if hosts.count() == 1 else None)
+    if devices not in (None, mesh.size):
         raise ConfigError(
-            f"devices: {config.devices} requested, but {hosts.count()} processes train on all of their {mesh.size} "
+            f"devices: {devices} requested, but {hosts.count()} processes train on all of their {mesh.size} "
             "devices; set devices=null, and start each process with fewer devices"
         )
     return mesh
@@ -60,7 +62,7 @@ def connect(config: Config) -> Mesh:
     Raises `ConfigError` if the processes do not find each other, or cannot train this configuration together.
     """
     hosts.start(config.distributed)
-    mesh = mesh_of(config)
+    mesh = mesh_of(config.devices, config.env, config.eval)
     if hosts.count() == 1:
         return mesh
     if config.seeds > 1:
@@ -100,7 +102,7 @@ class Programs:
         if self.shared:
             self.device_count = device_count_for(config.seeds, mesh.size, config.devices)
             config, mesh = config.of_seed(config.seed, ""), make_mesh(1)
-        config.require_devices(mesh.size)
+        config.ppo.require_devices(mesh.size)
         self.mesh = mesh  # of one seed
         self.listeners: list[Callable[..., None]] = []  # called as `listener(kind, **fields)` with every event
         self.notices: list[tuple[str, dict[str, Any]]] = []  # events of the start, for the log of every seed
@@ -115,7 +117,7 @@ class Programs:
         self._reported_constants = False
         if (cache_error := enable_program_cache(config.compile_cache)) is not None:
             self.notices.append(("compile_cache_unusable", {"error": cache_error}))
-        self._memory = MemoryPlanner(config, mesh, self.event)
+        self._memory = MemoryPlanner(config.supervise.memory, config.ppo, config.env, mesh, self.event)
         setup = self.setup(HostState())
         self._examine(setup)
         if config.eval.env_kwargs:
@@ -131,10 +133,10 @@ class Programs:
         steps = host.attempts.precision_steps
         return self._levels[min(steps, len(self._levels) - 1)] if steps else self._configured_level
 
-    def at(self, level: Level) -> Config:
-        """The configuration at a precision level."""
+    def at(self, level: Level, **sections: Section) -> Config:
+        """The configuration at a precision level, with other sections."""
         precision = self._config.precision.model_copy(update=level._asdict())
-        return self._config.model_copy(update={"precision": precision})
+        return self._config.model_copy(update={"precision": precision, **sections})
 
     def levels_for(self, cause: StopReason) -> int:
         """Number of precision levels above the configured one that may cure a cause of failure."""
@@ -149,8 +151,8 @@ class Programs:
     def setup(self, host: HostState) -> TrainingSetup:
         key = self.key(host)
         if key not in self._setups:
-            config = host.plan.of(self.at(key[0]))
-            args = config, self.mesh, self._more_guards, self.compiling
+            ppo, env = host.plan.of(self._config.ppo, self._config.env)
+            args = self.at(key[0], ppo=ppo, env=env), self.mesh, self._more_guards, self.compiling
             self._setups[key] = setup = TrainingSetup(*args, self._train_env, self._seed_devices)
             setup.on_large_constants(self._report_constants)
         return self._setups[key]
@@ -170,7 +172,8 @@ class Programs:
         return load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize) if env is None else env
 
     def num_envs(self, host: HostState) -> int:
-        return host.plan.of(self._config).ppo.num_envs
+        ppo, _ = host.plan.of(self._config.ppo, self._config.env)
+        return ppo.num_envs
 
     def iteration(self, host: HostState, states: tuple[TrainState, ...]) -> tuple[Program | None, int | None]:
         """Compiles the iteration of several states, and checks it against the memory of the device.
@@ -214,11 +217,11 @@ class Programs:
         setup = self.setup(host)
         if (level, num_envs, restore_info) == (self.level(host), self.num_envs(host), setup.env.restore_info):
             return setup.shapes()
-        config = self.at(level)
-        ppo = config.ppo.model_copy(update={"num_envs": num_envs})
-        env = config.env.model_copy(update={"restore_info": restore_info})
-        config = config.model_copy(update={"ppo": ppo, "env": env})
-        return TrainingSetup(config, self.mesh, self._more_guards, single=self._train_env).shapes()
+        ppo = self._config.ppo.model_copy(update={"num_envs": num_envs})
+        env = self._config.env.model_copy(update={"restore_info": restore_info})
+        return TrainingSetup(
+            self.at(level, ppo=ppo, env=env), self.mesh, self._more_guards, single=self._train_env
+        ).shapes()
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:

@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 
 from rlstable import faults
 from rlstable.compilation import background, host_keys
-from rlstable.compilation.programs import Builder
-from rlstable.compilation.trace_cache import programs_of
+from rlstable.compilation.compiler import Compiler
+from rlstable.compilation.trace_cache import compiler_of
 from rlstable.compilation.xla import Compiling, compiler_options
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
@@ -37,9 +37,13 @@ from rlstable.envs.load import Loaded, load
 from rlstable.envs.recurrent import with_memory
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import MODEL, VectorEnv, pool_of
-from rlstable.ppo.build import init_program, make_ppo, with_environments
-from rlstable.ppo.guards import MoreGuards, env_guards
+from rlstable.ppo.guards import MoreGuards, batch_guards, env_guards, state_guards, update_guards
+from rlstable.ppo.initial import init_program, with_environments
 from rlstable.ppo.iteration import PPO
+from rlstable.ppo.networks import Networks
+from rlstable.ppo.optimizer import Optimizer
+from rlstable.ppo.rollout import TrainingEnv
+from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import SPECS, Metrics, TrainState
 from rlstable.supervise.memory import require_states
 
@@ -61,6 +65,42 @@ class Program(NamedTuple):
             results: tuple[tuple[TrainState, Metrics], ...]
             results = self.executable(states if devices is None else devices.joined(states))
             return results if devices is None else devices.divided(results)
+
+
+def settings_of(config: Config) -> Settings:
+    """Settings of an iteration, from a whole configuration."""
+    return Settings(
+        ppo=config.ppo,
+        limits=config.guards.limiters,
+        env_steps_per_iteration=config.env_steps_per_iteration,
+        total_steps=config.total_steps,
+        tightens=config.may_tighten_clipping,
+        watches_policy=config.guards.policy.enabled,
+        captures=config.supervise.incident.enabled,
+        staggered=config.env.stagger,
+    )
+
+
+def make_ppo(
+    config: Config,
+    env: TrainingEnv,
+    action_size: int,
+    more_guards: MoreGuards | None = None,
+    mirror: Mirror | None = None,
+) -> PPO:
+    """Builds networks, optimizer and guards of an iteration; `more_guards` are by site and name."""
+    ppo, guards, more, precision = config.ppo, config.guards, more_guards or {}, level(config.precision)
+    return PPO(
+        settings=settings_of(config),
+        env=env,
+        networks=Networks(config.network, guards.limiters, action_size, ppo.normalize_observations, precision.network),
+        optimizer=Optimizer(ppo, guards.limiters, config.may_separate_rates),
+        precision=precision,
+        batch_guards={**batch_guards(guards), **more.get("batch", {})},
+        update_guards={**update_guards(guards), **more.get("update", {})},
+        state_guards={**state_guards(guards, ppo), **more.get("state", {})},
+        mirror=mirror,
+    )
 
 
 class TrainingSetup:
@@ -117,17 +157,17 @@ class TrainingSetup:
         if has_fault:
             self.ppo = faults.arm(self.ppo, config.precision.matmul, config.fault.below)
         # A guard given as an object has no key for the trace cache.
-        uncached = Builder(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
-        self._programs = uncached if more else programs_of(config, stepping, single)
+        uncached = Compiler(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
+        self._compiler = uncached if more else compiler_of(config, stepping, single)
         self._untrained: Any = None
         self._parameters: Future[Any] | None = None
         self._training: Future[Any] | None = None
         batch = min(config.env.reset_pool_size, config.ppo.num_envs)
-        self._resets = Resets(self.env, batch, self.precision, self._programs, mesh.size)
+        self._resets = Resets(self.env, batch, self.precision, self._compiler, mesh.size)
 
     def on_large_constants(self, report: Callable[[int], None]) -> None:
         """Sets the function that is called with the bytes of large constants, before the program is compiled."""
-        self._programs.on_large_constants = report
+        self._compiler.on_large_constants = report
 
     def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
         """The training state before the first iteration: clean first states, initial parameters, placed on the devices.
@@ -137,14 +177,17 @@ class TrainingSetup:
         """
         # Other seeds of the same setup use the same compiled programs.
         shapes = self._first_states()
-        require_states(self._config, shapes)
+        ppo, played, pool = self._config.ppo.num_envs, self._config.eval.num_envs, self._config.env.reset_pool_size
+        if self._config.supervise.memory.adapt:
+            counts = {"ppo.num_envs": ppo, "eval.num_envs": played, "env.reset_pool_size": pool}
+            require_states(shapes, ppo, counts)
         with self._compiling("resets") if self._parameters is None else contextlib.nullcontext():
             resets = self._resets.begin()
             if ahead:
                 self.begin()  # first, because its compilation takes longest
             if self._parameters is None:
                 untrained = self._program_of_untrained(shapes)
-                self._parameters = self._programs.build(
+                self._parameters = self._compiler.build(
                     "untrained", untrained, lambda: (key,), rarely_used=True, at_once=ahead
                 )
             resets.result()
@@ -225,7 +268,7 @@ class TrainingSetup:
         """Starts compiling the training program for a number of states, in a background thread."""
         devices, iteration = self._seed_devices, vmap_seeds(self.ppo.iteration)
         if devices is not None:
-            return self._programs.build(
+            return self._compiler.build(
                 f"training {count} on {devices.count}",
                 devices.program(iteration),
                 lambda: (devices.placeholders(states()),),
@@ -238,7 +281,7 @@ class TrainingSetup:
             ((SPECS, sharding.REPLICATED),) * count,
             donate=(0,),
         )
-        return self._programs.build(f"training {count}", program, lambda: (states(),), donates=True)
+        return self._compiler.build(f"training {count}", program, lambda: (states(),), donates=True)
 
     def _first_states(self) -> Any:
         """Shapes of the first states; a `ConfigError` if the configuration needs time limits that these do not have."""

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstable.config import Config
 from rlstable.device import hosts, machine
 from rlstable.device.mesh import device_kind
 from rlstable.device.mjx import uses_warp
@@ -41,8 +40,9 @@ _MOST_SIGNS = 3
 _NOT_IN_EVENT = ("signs", "warnings")  # fields of `result.json` that the event `stopped` lacks
 
 
-def header(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
-    """The lines that a run prints before it trains, as names and values, from its first seed."""
+def header(seed: Seed, seeds: int, run_dir: Path) -> list[tuple[str, str]]:
+    """The lines that a run prints before it trains, as names and values, from the first of its `seeds`."""
+    config = seed.config
     model = "" if config.env.xml is None else f" with {Path(config.env.xml).name}"
     return [
         ("task", f"{config.env.name}{model}{_physics(seed.setup.loaded)}"),
@@ -51,16 +51,16 @@ def header(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
         ("steps", _steps(seed)),
         ("networks", _networks(seed)),
         ("run folder", short_path(run_dir)),
-        *_services(config, seed, run_dir),
+        *_services(seed, seeds, run_dir),
     ]
 
 
-def _services(config: Config, seed: Seed, run_dir: Path) -> list[tuple[str, str]]:
+def _services(seed: Seed, seeds: int, run_dir: Path) -> list[tuple[str, str]]:
     """The lines about TensorBoard and Weights & Biases: the command that shows or uploads a run, or its page."""
-    logging, logbook, folder = config.logging, seed.log.logbook, shlex.quote(short_path(run_dir))
+    logging, logbook, folder = seed.config.logging, seed.log.logbook, shlex.quote(short_path(run_dir))
     rows = [("tensorboard", f"tensorboard --logdir {folder}")] if logging.tensorboard else []
     if logging.wandb.mode == "offline" and logbook.wandb_run_id is not None:
-        parts = f"{folder}{'/seed-*' * (config.seeds > 1)}/wandb/offline-run-*"  # a resumed run has one for each part
+        parts = f"{folder}{'/seed-*' * (seeds > 1)}/wandb/offline-run-*"  # a resumed run has one for each part
         rows.append(("wandb", f"offline; afterwards wandb sync {parts}"))
     if logging.wandb.mode == "disabled" and os.environ.get("WANDB_MODE") == "disabled":
         rows.append(("wandb", "disabled by WANDB_MODE"))

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlstable.config import Config
 from rlstable.config.ppo import PPOConfig
+from rlstable.config.run import EnvConfig
 from rlstable.config.supervise import Remedy
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.stop_reasons import StopReason
@@ -224,14 +225,14 @@ def _of_iteration(metrics: Row, iteration: int, ppo: PPOConfig, episode_length: 
     }
 
 
-def _of_evaluation(metrics: Row, memory: SignMemory, before: float, config: Config) -> Row:
+def _of_evaluation(metrics: Row, memory: SignMemory, before: float, episodes: int, steps: int, repeat: int) -> Row:
     """A row: the metrics of an evaluation, and the numbers that signs derive from them and from earlier rows."""
-    value, episodes = memory.last_return or 0.0, config.eval.num_envs
+    value = memory.last_return or 0.0
     deviation = _number(metrics, "eval/episode_reward_std") or 0.0
     length = _number(metrics, "eval/avg_episode_length") or 0.0
     is_comparable = memory.training_return is not None and length <= _LONGER * memory.training_length
     # Variance of one training episode, from the episodes of an iteration.
-    variance = memory.training_variance * config.env_steps_per_iteration / max(memory.training_length, 1.0)
+    variance = memory.training_variance * steps / max(memory.training_length, 1.0)
     return {
         **metrics,
         "last": value,
@@ -244,7 +245,7 @@ def _of_evaluation(metrics: Row, memory: SignMemory, before: float, config: Conf
         "plain_length": _plain(length),
         "longest": memory.longest,
         "shortened": length / memory.longest if memory.longest else None,
-        "first_step": 1.01 * config.env.action_repeat,
+        "first_step": 1.01 * repeat,
         "steps_per_episode": memory.steps_per_episode,
         "comparable": value if is_comparable else None,
         "training": memory.training_return,
@@ -275,10 +276,15 @@ def _plain(value: float) -> str:
 class Signs:
     """Detects signs of trouble, and calls `event("sign", sign, text, value)` and `event("sign_recovered", sign)`."""
 
-    def __init__(self, config: Config, event: Callable[..., None]):
-        self._config = config
+    def __init__(
+        self, signs: Sequence[Sign], ppo: PPOConfig, env: EnvConfig, episodes: int, event: Callable[..., None]
+    ):
+        self._signs = signs
+        self._ppo = ppo
+        self._env = env
+        self._steps = ppo.env_steps_per_iteration(env.action_repeat)
+        self._episodes = episodes  # of an evaluation
         self._event = event
-        self._signs = signs_of(config)
 
     def record_iteration(self, memory: SignMemory, iteration: int, step: int, metrics: Row) -> None:
         """Tests the metrics of a healthy iteration; `iteration` counts from 1."""
@@ -286,17 +292,13 @@ class Signs:
             return
         episodes = metrics.get("training/episodes", memory.episodes)
         ended, memory.episodes = episodes - memory.episodes, episodes
-        memory.steps_per_episode = self._config.env_steps_per_iteration / ended if ended > 0 else None
+        memory.steps_per_episode = self._steps / ended if ended > 0 else None
         mean_return, length = _number(metrics, "episode/sum_reward"), _number(metrics, "episode/length")
         memory.longest = max(memory.longest, length or 0.0)
         if mean_return is not None and length is not None and iteration > _FIRST:
             memory.add_training(mean_return, length)
-        self._record(
-            memory,
-            step,
-            _of_iteration(metrics, iteration, self._config.ppo, self._config.env.episode_length),
-            of_evaluations=False,
-        )
+        row = _of_iteration(metrics, iteration, self._ppo, self._env.episode_length)
+        self._record(memory, step, row, of_evaluations=False)
 
     def record_evaluation(self, memory: SignMemory, step: int, metrics: Row) -> None:
         value = _number(metrics, "eval/episode_reward")
@@ -304,7 +306,8 @@ class Signs:
             return
         before = value if memory.last_return is None else memory.last_return
         memory.add_evaluation(value)
-        self._record(memory, step, _of_evaluation(metrics, memory, before, self._config), of_evaluations=True)
+        about = self._episodes, self._steps, self._env.action_repeat
+        self._record(memory, step, _of_evaluation(metrics, memory, before, *about), of_evaluations=True)
 
     def _record(self, memory: SignMemory, step: int, row: Row, of_evaluations: bool) -> None:
         for sign in self._signs:

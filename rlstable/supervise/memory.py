@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rlstable.config import Config, ConfigError
+from rlstable.config import ConfigError
+from rlstable.config.ppo import PPOConfig
+from rlstable.config.run import EnvConfig
 from rlstable.config.schema import divisors
+from rlstable.config.supervise import MemoryConfig
 from rlstable.device import hosts
 
 # Shares of the limit. Above `TIGHT` an event is logged, because evaluation and resets need memory besides the program;
@@ -89,24 +92,20 @@ def host_total(root: Path = Path("/")) -> int:
     return min([psutil.virtual_memory().total, *_group_limits(root)])
 
 
-def require_states(config: Config, states: Any) -> None:
+def require_states(states: Any, num_envs: int, counts: Mapping[str, int]) -> None:
     """Raises a `ConfigError` if the environments' first states do not fit into the host's memory and swap space.
 
     No memory plan can divide them. The sizes are lower bounds, so a configuration that might fit passes. `states` are
-    the shapes of `ppo.num_envs` environments. With `supervise.memory.adapt=false` nothing is checked.
+    the shapes of `num_envs` environments, `counts` the numbers of states that a run holds, by the key that sets each.
     """
     import psutil
 
-    if not config.supervise.memory.adapt:
-        return
     size, host = bytes_of(states), host_total() + int(psutil.swap_memory().total)
-    counts = {"ppo.num_envs": config.ppo.num_envs, "eval.num_envs": config.eval.num_envs}
-    for key, count in (counts | {"env.reset_pool_size": config.env.reset_pool_size}).items():
-        if size * count > host * config.ppo.num_envs:
+    for key, count in counts.items():
+        if size * count > host * num_envs:
             raise ConfigError(
-                f"{key}: the states of {count:,} environments take at least "
-                f"{readable(size * count // config.ppo.num_envs)} of the {readable(host)} memory of this machine; at "
-                f"most {host * config.ppo.num_envs // size:,} could fit"
+                f"{key}: the states of {count:,} environments take at least {readable(size * count // num_envs)} of "
+                f"the {readable(host)} memory of this machine; at most {host * num_envs // size:,} could fit"
             )
 
 
@@ -151,15 +150,13 @@ class MemoryPlan:
     envs_per_pass: int | None = None
     num_envs: int | None = None  # only if it is smaller
 
-    def of(self, config: Config) -> Config:
-        """The configuration under this plan."""
-        num_envs = None if self.num_envs is None else min(self.num_envs, config.ppo.num_envs)
-        ppo = {"gradient_accumulation": self.gradient_accumulation, "num_envs": num_envs}
-        changed = {name: value for name, value in ppo.items() if value is not None}
-        env = {} if self.envs_per_pass is None else {"envs_per_pass": self.envs_per_pass}
-        return config.model_copy(
-            update={"ppo": config.ppo.model_copy(update=changed), "env": config.env.model_copy(update=env)}
-        )
+    def of(self, ppo: PPOConfig, env: EnvConfig) -> tuple[PPOConfig, EnvConfig]:
+        """The sections of a configuration under this plan."""
+        num_envs = None if self.num_envs is None else min(self.num_envs, ppo.num_envs)
+        sizes = {"gradient_accumulation": self.gradient_accumulation, "num_envs": num_envs}
+        changed = {name: value for name, value in sizes.items() if value is not None}
+        passes = {} if self.envs_per_pass is None else {"envs_per_pass": self.envs_per_pass}
+        return ppo.model_copy(update=changed), env.model_copy(update=passes)
 
     def __str__(self) -> str:
         parts = [f"{name} {value}" for name in LEVERS if (value := getattr(self, name)) is not None]
@@ -173,36 +170,39 @@ def smallest(plans: Sequence[MemoryPlan]) -> MemoryPlan:
     return MemoryPlan(**{name: least[name](values, default=None) for name, values in parts.items()})
 
 
-def smaller(config: Config, plan: MemoryPlan, lever: str, devices: int, factor: int = 2) -> MemoryPlan | None:
+def smaller(
+    ppo: PPOConfig, env: EnvConfig, plan: MemoryPlan, lever: str, devices: int, factor: int = 2
+) -> MemoryPlan | None:
     """The plan with one lever a step of the size `factor` further; None if the lever is at its end."""
-    planned = plan.of(config)
-    step = {"gradient_accumulation": _more_parts, "envs_per_pass": _smaller_passes, "num_envs": _fewer_envs}[lever]
-    value = step(planned, devices, factor)
+    ppo, env = plan.of(ppo, env)
+    if lever == "gradient_accumulation":
+        value = _more_parts(ppo, devices, factor)
+    elif lever == "envs_per_pass":
+        value = _smaller_passes(ppo.num_envs // devices, env.envs_per_pass, factor)
+    else:
+        value = _fewer_envs(ppo, devices, factor)
     return None if value is None else dataclasses.replace(plan, **{lever: value})
 
 
-def _more_parts(config: Config, devices: int, factor: int) -> int | None:
-    now, share = config.ppo.gradient_accumulation, config.ppo.batch_size // devices
+def _more_parts(ppo: PPOConfig, devices: int, factor: int) -> int | None:
+    now, share = ppo.gradient_accumulation, ppo.batch_size // devices
     if now == share:
         return None
     return min(n for n in divisors(share) if n >= min(factor * now, share))
 
 
-def _smaller_passes(config: Config, devices: int, factor: int) -> int | None:
-    share = config.ppo.num_envs // devices
-    now = min(config.env.envs_per_pass or share, share)
+def _smaller_passes(share: int, configured: int | None, factor: int) -> int | None:
+    now = min(configured or share, share)
     return None if now <= _LEAST_PASS else max(now // factor, _LEAST_PASS)
 
 
-def _fewer_envs(config: Config, devices: int, factor: int) -> int | None:
+def _fewer_envs(ppo: PPOConfig, devices: int, factor: int) -> int | None:
     """The greatest number of environments that divides the batch and fits the devices; None if there is none."""
-    at_most = max(config.ppo.num_envs // factor, min(devices, config.ppo.num_envs - 1))
-    for count in sorted(divisors(config.ppo.rows), reverse=True):
+    at_most = max(ppo.num_envs // factor, min(devices, ppo.num_envs - 1))
+    for count in sorted(divisors(ppo.rows), reverse=True):
         if count <= at_most and count % devices == 0:
             try:
-                config.model_copy(update={"ppo": config.ppo.model_copy(update={"num_envs": count})}).require_devices(
-                    devices
-                )
+                ppo.model_copy(update={"num_envs": count}).require_devices(devices)
             except ConfigError:
                 continue
             return count
@@ -221,11 +221,12 @@ def is_out_of_memory(error: Exception) -> bool:
 class MemoryPlanner:
     """Compares the memory that training needs with the limit, and plans with less memory."""
 
-    def __init__(self, config: Config, mesh: Any, event: Callable[..., None]):
-        self._config = config
+    def __init__(self, settings: MemoryConfig, ppo: PPOConfig, env: EnvConfig, mesh: Any, event: Callable[..., None]):
+        self._adapts = settings.adapt
+        self._configured = ppo, env
         self._event = event
         self._mesh = mesh
-        own = limit(mesh.local_devices[0], config.supervise.memory.limit_gib)
+        own = limit(mesh.local_devices[0], settings.limit_gib)
         # The same in all processes, because their programs must be the same.
         limits = [one for one in hosts.gather("memory_limit", own) if one is not None]
         self._limit = min(limits, default=None)
@@ -245,7 +246,7 @@ class MemoryPlanner:
         if needed > TIGHT * self._limit and not self._tight_logged:
             self._tight_logged = True
             self._event("memory_tight", needed=readable(needed), limit=readable(self._limit))
-        return needed <= FULL * self._limit or not self._config.supervise.memory.adapt
+        return needed <= FULL * self._limit or not self._adapts
 
     def smaller(self, plan: MemoryPlan, needed: int | None) -> MemoryPlan:
         """A plan that needs less memory than a plan that needs `needed` bytes; None if the device refused them.
@@ -256,8 +257,8 @@ class MemoryPlanner:
             self._lever += 1
         self._needed_before = needed
         factor = 2 if needed is None or self._limit is None else max(2, math.ceil(needed / self._limit))
-        while self._config.supervise.memory.adapt and self._lever < len(LEVERS):
-            smaller_plan = smaller(self._config, plan, LEVERS[self._lever], self._mesh.size, factor)
+        while self._adapts and self._lever < len(LEVERS):
+            smaller_plan = smaller(*self._configured, plan, LEVERS[self._lever], self._mesh.size, factor)
             if smaller_plan is not None:
                 sizes = {} if needed is None else {"needed": readable(needed), "limit": readable(self._limit or 0)}
                 self._event("memory_planned", plan=str(smaller_plan), **sizes)
@@ -266,7 +267,7 @@ class MemoryPlanner:
         raise OutOfMemory(self._advice(plan, needed))
 
     def _advice(self, plan: MemoryPlan, needed: int | None) -> str:
-        if not self._config.supervise.memory.adapt:
+        if not self._adapts:
             return "The device refused memory; set supervise.memory.adapt=true or use smaller networks."
         need = "" if needed is None else f"Training needs {readable(needed)} of {readable(self._limit or 0)} "
         limit = "" if needed is None else f"a limit of {needed / FULL / 2**30:.3g} GiB would be enough, or "

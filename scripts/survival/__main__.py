@@ -31,10 +31,11 @@ from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.env import Quarantine
 from rlstable.policy.policy import choose_action
-from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.guards import env_guards
+from rlstable.ppo.initial import init_state
 from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import TrainingLoop
+from rlstable.runner.setup import make_ppo
 from scripts import results
 from scripts.bench.leg import brax_settings
 from scripts.results import Row

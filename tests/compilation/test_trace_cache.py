@@ -25,8 +25,8 @@ from saved import rows
 from toys import mesh, tiny_config
 
 from rlstable.compilation import ffi, sources, trace_cache
-from rlstable.compilation.programs import Builder
-from rlstable.compilation.trace_cache import TraceCache, programs_of
+from rlstable.compilation.compiler import Compiler
+from rlstable.compilation.trace_cache import TraceCache, compiler_of
 from rlstable.config import Config, ConfigError
 from rlstable.device.precision import SINGLE, level
 from rlstable.device.seed_devices import SeedDevices
@@ -212,11 +212,11 @@ def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     ids=str,
 )
 def test_only_programs_of_braxs_environments_are_cached(trusted: Path, sections: dict[str, Any]) -> None:
-    programs = programs_of(tiny_config(env={**BRAX, "kwargs": {"pipeline_mode": 2, "backend": "mjx"}}), mesh(1))
+    programs = compiler_of(tiny_config(env={**BRAX, "kwargs": {"pipeline_mode": 2, "backend": "mjx"}}), mesh(1))
     assert isinstance(programs, TraceCache)
     programs.build("doubled", jax.jit(doubled), arguments).result()
     assert len(files(trusted)) == 1
-    assert type(programs_of(tiny_config(**sections), mesh(1))) is Builder
+    assert type(compiler_of(tiny_config(**sections), mesh(1))) is Compiler
 
 
 @pytest.mark.parametrize(
@@ -227,13 +227,13 @@ def test_programs_without_a_certain_key_are_not_cached(
     trusted: Path, owner: Any, name: str, found: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, lambda *_: found)
-    assert type(programs_of(tiny_config(env=BRAX), mesh(1))) is Builder
+    assert type(compiler_of(tiny_config(env=BRAX), mesh(1))) is Compiler
 
 
 def test_programs_with_guards_of_the_user_are_not_cached(trusted: Path) -> None:
     config, guard = tiny_config(env=BRAX), assemblies.env_guards(tiny_config(guards={}).guards)
-    assert type(TrainingSetup(config, mesh(1))._programs) is TraceCache
-    assert type(TrainingSetup(config, mesh(1), {"env": guard})._programs) is Builder
+    assert type(TrainingSetup(config, mesh(1))._compiler) is TraceCache
+    assert type(TrainingSetup(config, mesh(1), {"env": guard})._compiler) is Compiler
 
 
 @pytest.mark.parametrize(("impl", "cached"), [("jax", True), ("warp", False)])
@@ -244,7 +244,7 @@ def test_programs_with_kernels_of_warp_are_not_cached(trusted: Path, impl: str, 
         mjx_model=SimpleNamespace(impl=SimpleNamespace(value=impl)),
     )
     config = tiny_config(env={"source": "playground", "name": "CartpoleBalance"})
-    assert (type(programs_of(config, mesh(1), task)) is TraceCache) is cached
+    assert (type(compiler_of(config, mesh(1), task)) is TraceCache) is cached
 
 
 OUTSIDE_THE_KEY: dict[str, Any] = {
@@ -275,7 +275,7 @@ OTHER_PROGRAMS: tuple[dict[str, Any], ...] = (
 
 def is_cached(**sections: Any) -> bool:
     """Whether the cache of a configuration has a program; afterwards it has."""
-    programs = programs_of(tiny_config(**sections | {"env": BRAX | sections.get("env", {})}), mesh(1))
+    programs = compiler_of(tiny_config(**sections | {"env": BRAX | sections.get("env", {})}), mesh(1))
     assert type(programs) is TraceCache
     found = programs.outputs("doubled") is not None
     programs.build("doubled", jax.jit(doubled), arguments)
@@ -301,7 +301,7 @@ def test_programs_do_not_depend_on_settings_outside_the_key(monkeypatch: pytest.
     texts: list[str] = []
     built: dict[str, Future[Any]] = {}
 
-    class Recording(Builder):
+    class Recording(Compiler):
         def build(self, name: str, function: Any, arguments: Any, *_: bool, **__: bool) -> Any:
             lowered = function.lower(*arguments())
             texts.append(text := lowered.as_text())
@@ -319,7 +319,7 @@ def test_programs_do_not_depend_on_settings_outside_the_key(monkeypatch: pytest.
         return "".join(sorted(texts))
 
     for module in (assemblies, evaluation):
-        monkeypatch.setattr(module, "programs_of", lambda *_: Recording())
+        monkeypatch.setattr(module, "compiler_of", lambda *_: Recording())
     plain, linear = lowered(tiny_config()), lowered(tiny_config(**LINEAR))
     assert len(texts) == 4 and len(plain) > 10_000 and plain != linear
     assert lowered(tiny_config(**OUTSIDE_THE_KEY)) == plain
@@ -363,7 +363,7 @@ def test_second_run_traces_nothing_and_computes_the_same(tmp_path: Path, monkeyp
         return TraceCache(tmp_path, "origin", devices, level(config.precision))
 
     for module in (assemblies, evaluation):
-        monkeypatch.setattr(module, "programs_of", programs)
+        monkeypatch.setattr(module, "compiler_of", programs)
     first = begun(config)
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -377,7 +377,7 @@ def test_second_run_traces_nothing_and_computes_the_same(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("seeds", [1, 2], ids=["one seed", "two seeds"])
 def test_programs_for_two_devices_are_cached(seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second run traces no training program and computes the same."""
-    monkeypatch.setattr(assemblies, "programs_of", lambda _, on, __: TraceCache(tmp_path, "origin", on, SINGLE))
+    monkeypatch.setattr(assemblies, "compiler_of", lambda _, on, __: TraceCache(tmp_path, "origin", on, SINGLE))
     config = tiny_config()
 
     def iterated() -> Any:
@@ -429,13 +429,13 @@ def test_command_caches_its_programs_with_native_physics(tmp_path: Path) -> None
 def test_process_that_ran_user_code_caches_nothing(trusted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's modules and notebooks may replace functions of Brax."""
     config = tiny_config(env=BRAX)
-    assert type(programs_of(config, mesh(1))) is TraceCache
+    assert type(compiler_of(config, mesh(1))) is TraceCache
     with contextlib.suppress(ConfigError):
         load_env(tiny_config(env={"source": "import", "name": "no_such_module:Environment"}).env)
-    assert type(programs_of(config, mesh(1))) is Builder
+    assert type(compiler_of(config, mesh(1))) is Compiler
     monkeypatch.undo()  # as `fit` in a notebook
     assert sources.fingerprint() is None
-    assert type(programs_of(config, mesh(1))) is Builder
+    assert type(compiler_of(config, mesh(1))) is Compiler
 
 
 def test_training_and_evaluation_share_braxs_environments_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ def mend(data: dict[str, Any], devices: int | None = None) -> Config:
         try:
             settings = load(data)
             if devices is not None:
-                settings.require_devices(devices)
+                settings.ppo.require_devices(devices)
             return settings
         except ConfigError as error:
             key, message = str(error).split(": ", 1)

@@ -62,7 +62,7 @@ def test_training_does_not_wait_for_a_service_and_no_row_is_lost(
     tmp_path: Path, console: Console, stream: io.StringIO
 ) -> None:
     service = Slow()
-    book = Logbook(tiny_config(), tmp_path, console, [service])
+    book = Logbook(tiny_config().logging, {}, tmp_path, console, [service])
     book.event(0, "early", {"a": 1})
     book.start(None, None)
     row, counts = {"x": 1.0}, np.array([1, 2])
@@ -96,7 +96,7 @@ def test_training_does_not_wait_for_a_service_and_no_row_is_lost(
 
 
 def test_failing_service_is_logged_and_dropped(tmp_path: Path, console: Console) -> None:
-    book = Logbook(tiny_config(), tmp_path, console, [Broken()])
+    book = Logbook(tiny_config().logging, {}, tmp_path, console, [Broken()])
     book.start(None, None)
     for step in (64, 128, 192, 256):
         book.log(step, {})
@@ -117,7 +117,7 @@ def test_record_is_never_dropped(tmp_path: Path, console: Console, monkeypatch: 
     monkeypatch.setattr(JsonLines, "log", log)
     service = Slow()
     service.answers.set()
-    book = Logbook(tiny_config(), tmp_path, console, [service])
+    book = Logbook(tiny_config().logging, {}, tmp_path, console, [service])
     book.start(None, None)
     for step in range(20):
         book.log(step, {"x": step})
@@ -138,7 +138,7 @@ def test_training_waits_for_a_stalled_service_only_when_the_queue_is_full(
 ) -> None:
     monkeypatch.setattr("rlstable.io.logbook._MOST_QUEUED", 2)
     service = Slow()
-    book = Logbook(tiny_config(), tmp_path, console, [service])
+    book = Logbook(tiny_config().logging, {}, tmp_path, console, [service])
     book.start(None, None)
     for step in (1, 2):
         book.log(step, {})
@@ -161,7 +161,7 @@ from rlstable.io.console import Console
 from rlstable.io.logbook import Logbook
 from saved import lines
 from toys import tiny_config
-book = Logbook(tiny_config(), Path({str(tmp_path)!r}), Console("off", 1))
+book = Logbook(tiny_config().logging, {{}}, Path({str(tmp_path)!r}), Console("off", 1))
 book.start(None, None)
 book._record.submit(lambda: time.sleep(0.3))
 book.log(1, {{}})

@@ -101,7 +101,8 @@ def test_wandb_outage_at_the_start_is_reported_once_and_keeps_the_id(tmp_path, f
         raise TimeoutError("no answer")
 
     fake_wandb.init = init
-    book = Logbook(tiny_config(logging={"wandb": {"mode": "online"}}), tmp_path, Console("off", 1))
+    own = tiny_config(logging={"wandb": {"mode": "online"}})
+    book = Logbook(own.logging, own.model_dump(mode="json"), tmp_path, Console("off", 1))
     book.start("old-id", 64)
     book.log(128, {"x": 1.0})
     book.close()

@@ -11,10 +11,11 @@ from toys import PointMass, assemble, compiled, equations, experience, mesh, min
 from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
-from rlstable.ppo.build import init_tuning, make_ppo
+from rlstable.ppo.initial import init_tuning
 from rlstable.ppo.records import swap_axes
 from rlstable.ppo.rollout import collect
 from rlstable.ppo.state import SPECS
+from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -21,6 +21,7 @@ from toys import (
     experience,
     finite,
     loss_and_metrics,
+    make_networks,
     mesh,
     minibatch_of,
     placed,
@@ -33,12 +34,13 @@ from rlstable.device.packed import PackedDict
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards.base import GuardState, Verdict, no_trips
 from rlstable.ppo import kl_limiter
-from rlstable.ppo.build import init_state, init_tuning, make_networks, make_ppo, settings_of
 from rlstable.ppo.distance import ActionMoments, distance, moments
 from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.gradient import preprocess_batch
+from rlstable.ppo.initial import init_state, init_tuning
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import Counters
+from rlstable.runner.setup import make_ppo, settings_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -10,14 +10,24 @@ from brax.training.acme import running_statistics
 from brax.training.agents.ppo import losses as brax_losses
 from brax.training.agents.ppo import networks as brax_networks
 from brax.training.types import Transition as BraxTransition
-from toys import PointMass, experience, finite, loss_and_metrics, minibatch_of, on_one_device, tiny_config
+from toys import (
+    PointMass,
+    experience,
+    finite,
+    loss_and_metrics,
+    make_networks,
+    minibatch_of,
+    on_one_device,
+    tiny_config,
+)
 
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
-from rlstable.ppo.build import init_tuning, make_networks, make_ppo
 from rlstable.ppo.gradient import LossGradient, preprocess_batch
+from rlstable.ppo.initial import init_tuning
 from rlstable.ppo.loss import Loss, standardize
 from rlstable.ppo.records import Targets
+from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -15,11 +15,12 @@ from toys import PointMass, experience, mesh, minibatch_of, tiny_config
 from rlstable.device import sharding
 from rlstable.device.reflection import Mirror, Reflection, joined
 from rlstable.envs.vector import VectorEnv
-from rlstable.ppo.build import init_tuning, make_ppo
 from rlstable.ppo.gradient import preprocess_batch
+from rlstable.ppo.initial import init_tuning
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.mirrored import with_mirror_image
 from rlstable.ppo.records import Collected, swap_axes
+from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -15,11 +15,12 @@ from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict
 from rlstable.device.precision import level
 from rlstable.envs.vector import VectorEnv
-from rlstable.ppo.build import init_tuning, make_ppo, settings_of
 from rlstable.ppo.flat import ParamFlattener
+from rlstable.ppo.initial import init_tuning
 from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import Counters
+from rlstable.runner.setup import make_ppo, settings_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

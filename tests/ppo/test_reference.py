@@ -14,11 +14,12 @@ from toys import GUARDS_OFF, assemble, equations, mesh, placed, tiny_config
 
 from rlstable.device import sharding
 from rlstable.envs.vector import pool_of
-from rlstable.ppo.build import init_state, make_ppo
 from rlstable.ppo.flat import ParamFlattener
 from rlstable.ppo.guards import env_guards
+from rlstable.ppo.initial import init_state
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import SPECS
+from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

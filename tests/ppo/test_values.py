@@ -12,10 +12,10 @@ from toys import LIMITERS_OFF, PointMass, experience, minibatch_of, on_one_devic
 from rlstable.device.counter import WideCounter
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
-from rlstable.ppo.build import make_ppo
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import swap_axes
 from rlstable.ppo.value_units import ValueUnits
+from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

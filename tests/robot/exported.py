@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from moments import MODELS, config
+from toys import make_networks
 
 from rlstable.envs.load import load_env
 from rlstable.export.formats import write_onnx, write_player
@@ -15,7 +16,6 @@ from rlstable.export.function import policy_function
 from rlstable.policy import Policy
 from rlstable.policy.saved_run import SavedRun
 from rlstable.ppo import normalizer
-from rlstable.ppo.build import make_networks
 
 TINY = ("env.backend=native", "network.policy_hidden_layer_sizes=[8]", "network.value_hidden_layer_sizes=[8]")
 

@@ -14,7 +14,7 @@ import pytest
 from saved import lines
 from toys import PointMass, assert_same, mesh, tiny_config
 
-from rlstable.compilation.programs import Builder
+from rlstable.compilation.compiler import Compiler
 from rlstable.config import ConfigError
 from rlstable.device import sharding
 from rlstable.ppo.iteration import PPO
@@ -62,18 +62,18 @@ def test_shapes_keep_typed_keys_and_split_environments_over_devices() -> None:
 def test_program_begun_in_the_background_is_the_program_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     built: list[str] = []
-    build = Builder.build
+    build = Compiler.build
 
     @contextlib.contextmanager
     def compiling(name: str) -> Iterator[None]:
         told.append(name)
         yield
 
-    def counted(self: Builder, name: str, *args: Any, **options: Any) -> Any:
+    def counted(self: Compiler, name: str, *args: Any, **options: Any) -> Any:
         built.append(name)
         return build(self, name, *args, **options)
 
-    monkeypatch.setattr(Builder, "build", counted)
+    monkeypatch.setattr(Compiler, "build", counted)
     setup = TrainingSetup(tiny_config(), mesh(), compiling=compiling)
     state = setup.first_state(jax.random.PRNGKey(0), jax.random.PRNGKey(1), tiny_config().fault, ahead=True)
     assert told == ["resets"] and built.count("training 1") == 1

@@ -8,7 +8,7 @@ import pytest
 from toys import tiny_config
 
 from rlstable.config import Config
-from rlstable.supervise.diagnosis import Signs, advice, recovered_text, warnings_of
+from rlstable.supervise.diagnosis import Signs, advice, recovered_text, signs_of, warnings_of
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.stop_reasons import StopReason
 from rlstable.supervise.tally import SignMemory, Tally
@@ -30,7 +30,8 @@ class Watched:
         self.said: list[tuple[int, dict[str, Any]]] = []
         self.recovered: list[tuple[int, str]] = []
         self.iteration = 0
-        self._signs = Signs(config(**sections), self._event)
+        own = config(**sections)
+        self._signs = Signs(signs_of(own), own.ppo, own.env, own.eval.num_envs, self._event)
 
     def _event(self, kind: str, **fields: Any) -> None:
         if kind == "sign":

@@ -91,10 +91,12 @@ def test_first_states_larger_than_memory_and_swap_are_one_line(
     monkeypatch.setattr(memory, "host_total", lambda: 300)
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(total=20))
     config = tiny_config(**{"eval": {"num_envs": 8}, "env": {"reset_pool_size": 8}} | sections)
-    count = {"ppo.num_envs": config.ppo.num_envs}.get(key, 9)
+    counts = {"ppo.num_envs": config.ppo.num_envs, "eval.num_envs": config.eval.num_envs}
+    counts["env.reset_pool_size"] = config.env.reset_pool_size
+    count = counts[key]
     states = {"q": jax.ShapeDtypeStruct((config.ppo.num_envs, 10), jnp.float32)}  # 40 bytes each
     with pytest.raises(ConfigError) as caught:
-        require_states(config, states)
+        require_states(states, config.ppo.num_envs, counts)
     assert str(caught.value) == (
         f"{key}: the states of {count} environments take at least {40 * count} bytes of the 320 bytes memory of this "
         "machine; at most 8 could fit"
@@ -129,13 +131,13 @@ def config(limit: float | None = 1.0, adapt: bool = True, **ppo: Any) -> Config:
 def test_lever_takes_the_next_smaller_size(
     lever: str, plan: dict[str, int], factor: int, devices: int, expected: int | None
 ) -> None:
-    found = smaller(config(), MemoryPlan(**plan), lever, devices, factor)
+    found = smaller(config().ppo, config().env, MemoryPlan(**plan), lever, devices, factor)
     assert (None if found is None else getattr(found, lever)) == expected
     if found is not None:
-        planned = found.of(config())
+        planned, _ = found.of(config().ppo, config().env)
         planned.require_devices(devices)
         # The steps per iteration do not change, and earlier parts of the plan stay.
-        assert planned.env_steps_per_iteration == config().env_steps_per_iteration
+        assert planned.env_steps_per_iteration(1) == config().env_steps_per_iteration
         assert all(getattr(found, name) == value for name, value in plan.items() if name != lever)
 
 
@@ -150,7 +152,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 
 
 def make(told: list[Any], devices: int = 1, **kwargs: Any) -> MemoryPlanner:
-    return MemoryPlanner(config(**kwargs), mesh(devices), lambda kind, **fields: told.append((kind, fields)))
+    own = config(**kwargs)
+    settings = own.supervise.memory, own.ppo, own.env
+    return MemoryPlanner(*settings, mesh(devices), lambda kind, **fields: told.append((kind, fields)))
 
 
 @pytest.mark.parametrize(

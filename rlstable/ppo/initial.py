@@ -1,4 +1,4 @@
-"""Builds PPO from a configuration, and the first training state."""
+"""The first training state."""
 
 from __future__ import annotations
 
@@ -9,62 +9,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rlstable.config import Config
 from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict, PackedRows
-from rlstable.device.precision import Precision, level
-from rlstable.device.reflection import Mirror
+from rlstable.device.precision import Precision
 from rlstable.device.trees import EnvState, Observation
 from rlstable.guards.base import no_trips
 from rlstable.ppo import normalizer, reward
-from rlstable.ppo.guards import MoreGuards, batch_guards, state_guards, update_guards
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.networks import Networks
-from rlstable.ppo.optimizer import Optimizer
-from rlstable.ppo.rollout import TrainingEnv
 from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import Counters, TrainState, Tuning
-
-
-def make_networks(config: Config, action_size: int) -> Networks:
-    dtype = level(config.precision).network
-    return Networks(config.network, config.guards.limiters, action_size, config.ppo.normalize_observations, dtype)
-
-
-def make_ppo(
-    config: Config,
-    env: TrainingEnv,
-    action_size: int,
-    more_guards: MoreGuards | None = None,
-    mirror: Mirror | None = None,
-) -> PPO:
-    """Builds networks, optimizer and guards of an iteration; `more_guards` are by site and name."""
-    more = more_guards or {}
-    return PPO(
-        settings=settings_of(config),
-        env=env,
-        networks=make_networks(config, action_size),
-        optimizer=Optimizer(config.ppo, config.guards.limiters, config.may_separate_rates),
-        precision=level(config.precision),
-        batch_guards={**batch_guards(config.guards), **more.get("batch", {})},
-        update_guards={**update_guards(config.guards), **more.get("update", {})},
-        state_guards={**state_guards(config.guards, config.ppo), **more.get("state", {})},
-        mirror=mirror,
-    )
-
-
-def settings_of(config: Config) -> Settings:
-    guards = config.guards
-    return Settings(
-        ppo=config.ppo,
-        limits=guards.limiters,
-        env_steps_per_iteration=config.env_steps_per_iteration,
-        total_steps=config.total_steps,
-        tightens=config.may_tighten_clipping,
-        watches_policy=guards.policy.enabled,
-        captures=config.supervise.incident.enabled,
-        staggered=config.env.stagger,
-    )
 
 
 def init_tuning(settings: Settings, precision: Precision) -> Tuning:

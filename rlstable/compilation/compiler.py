@@ -35,7 +35,7 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-class Builder:
+class Compiler:
     """Compiles programs in a precision, with compiler options.
 
     `on_large_constants` is called with the bytes of a traced program's constants if they slow down its compilation.
