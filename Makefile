@@ -24,7 +24,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help train test playground newest slow survival demo guarded glitch stability harm tasks learn bench race gpu docs lint format lock wheel clean check-python
+.PHONY: help train test playground newest slow survival demo guarded glitch stability harm tasks gallery learn bench race gpu docs lint format lock wheel clean check-python
 
 help: ## Show this list
 	@echo "rlstable: make <target> [ARGS=\"...\"] [PYTHON=python3]"
@@ -70,6 +70,9 @@ LIMIT = $(if $(MINUTES),--minutes $(MINUTES))
 
 tasks: $(PLAYGROUND)/.installed ## Train every task by its plain command, five seeds, into docs/tasks.md; hours on a CPU, resumes where it stopped
 	$(PLAYGROUND)/bin/python -m scripts.tasks $(ARGS)
+
+gallery: $(PLAYGROUND)/.installed ## Draw the films of docs/gallery.md again, from the policies of make tasks
+	$(PLAYGROUND)/bin/python -m scripts.tasks --films $(ARGS)
 
 learn: $(PLAYGROUND)/.installed ## Train some tasks against thresholds before a change of learning, half an hour; SHORT=1 for two of them
 	$(PLAYGROUND)/bin/python -m scripts.tasks --learn $(if $(SHORT),--short) $(ARGS)

@@ -5,16 +5,15 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import imageio_ffmpeg
 import matplotlib.pyplot as plt
 from PIL import Image
 
 from rlstable.demo.__main__ import unpacked
 from rlstable.io.run_folder import located
-from rlstable.render.film import write_film
+from scripts import films
 from scripts.process import ROOT, environment
 
 FILMED = {"quadruped": 10.0, "humanoid": 5.0}  # seconds
@@ -26,23 +25,6 @@ FAULT = [
 SIDES = {"guards=off": ["guards=off", "supervise=off"], "guards=default": ["guards=default"]}
 COLOURS = {"guards=off": "tab:red", "guards=default": "tab:green"}
 _FRAMES, _LAST = 40, 20  # of the curves, and repetitions of the last frame
-
-
-def save(frames: Iterable[Image.Image], path: Path, milliseconds: int) -> None:
-    first, *others = frames
-    path.parent.mkdir(exist_ok=True)
-    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=40, method=6)
-
-
-def of_policy(name: str, seconds: float, path: Path) -> None:
-    recorded = unpacked(located(f"demo:{name}"))
-    with tempfile.TemporaryDirectory() as folder:
-        film = Path(folder, "film.mp4")
-        write_film(recorded, recorded.recordings[0].start(seconds, recorded.seconds), film, *SIZE)
-        read = imageio_ffmpeg.read_frames(str(film))
-        next(read)
-        frames = [Image.frombytes("RGB", SIZE, frame) for frame in list(read)[::EVERY]]
-    save(frames, path, round(1000 * EVERY / 30))
 
 
 def curve(words: Sequence[str]) -> list[tuple[int, float | None]]:
@@ -74,10 +56,11 @@ def of_fault(path: Path) -> None:
         figure.savefig(buffer, format="png")
         plt.close(figure)
         frames.append(Image.open(buffer).convert("RGB"))
-    save(frames, path, 100)
+    films.save(frames, path, 100)
 
 
 def draw(folder: Path) -> None:
     for name, seconds in FILMED.items():
-        of_policy(name, seconds, folder / f"{name}.webp")
+        drawn = films.frames(unpacked(located(f"demo:{name}")), seconds, SIZE, EVERY)
+        films.save(drawn, folder / f"{name}.webp", round(1000 * EVERY / 30))
     of_fault(folder / "fault.webp")

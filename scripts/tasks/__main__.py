@@ -2,12 +2,14 @@
 
 python -m scripts.tasks                     # all missing tasks, in docs/tasks.jsonl; resumes where it stopped
 python -m scripts.tasks --only brax:hopper  # one task
-python -m scripts.tasks --page              # docs/tasks.md from the results
+python -m scripts.tasks --page              # docs/tasks.md and docs/gallery.md from the results
+python -m scripts.tasks --films             # docs/gallery from the policies in runs/tasks
 python -m scripts.tasks --learn [--short]   # a few tasks, or two, against the thresholds of scripts/tasks/learn.yaml
 
 A run is a process as a user starts it, with all seeds in one program. A change of the recipe makes its rows stale, and
-the task is trained again; `--seeds` adds the missing ones. `runs/tasks` has a page with episodes of the median seed of
-a process. Playground's tasks need its virtual environment, so `make tasks` uses it for all.
+the task is trained again; `--seeds` adds the missing ones. `runs/tasks` keeps the run folder of the median seed of a
+process, of whose policy `docs/gallery` has a film. Playground's tasks need its virtual environment, so `make tasks`
+uses it for all.
 """
 
 import dataclasses
@@ -17,6 +19,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +29,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from rlstable.cli.compose import compose
@@ -39,6 +43,7 @@ SEEDS = 5
 EVALUATIONS = 20
 EPISODES = 512  # of both policies of a seed that seems to have fallen
 FOLDER = Path(__file__).parent
+RUNS, GALLERY = ROOT / "runs" / "tasks", ROOT / "docs" / "gallery"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +87,8 @@ def recipe(overrides: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def train(overrides: Sequence[str], seeds: range, drawn: Path | None = None) -> list[Row]:
-    """Trains the seeds in one process and returns a row for each; draws episodes of the median one into `drawn`."""
+def train(overrides: Sequence[str], seeds: range, kept: Path | None = None) -> list[Row]:
+    """Trains the seeds in one process and returns a row for each; the run folder of the median one goes to `kept`."""
     with tempfile.TemporaryDirectory() as folder:
         run, env = Path(folder) / "run", environment(PYTHONPATH=str(ROOT))
         more = f"seed={seeds[0]} seeds={len(seeds)} eval.num_evals={EVALUATIONS} devices=1".split()
@@ -102,18 +107,31 @@ def train(overrides: Sequence[str], seeds: range, drawn: Path | None = None) -> 
         rows = [{"seed": seed, **about, **_looked_again(_row(own), own)} for seed, own in folders.items()]
         if not all(row["returns"] for row in rows):
             raise ConfigError(f"{' '.join(overrides)}: a seed ended before its first evaluation")
-        if drawn is not None:
+        if kept is not None:
             median = sorted(rows, key=lambda row: page.curve(row)[-1])[len(rows) // 2]["seed"]
-            command = [sys.executable, "-m", "rlstable.render", f"run={folders[median]}", f"out={drawn}"]
-            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-            if done.returncode:
-                print(f"tasks: no episodes are drawn: {last_line(done.stderr)}", file=sys.stderr, flush=True)
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(folders[median], kept)
         return rows
+
+
+def draw(name: str) -> None:
+    """Draws the film of a task whose run folder is kept."""
+    kept, film = RUNS / _file(name), GALLERY / f"{_file(name)}.webp"
+    if kept.exists():
+        command = [sys.executable, "-m", "scripts.films", str(kept), str(film)]
+        done = subprocess.run(command, cwd=ROOT, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True)
+        if done.returncode:
+            print(f"tasks: no film of {name}: {last_line(done.stderr)}", file=sys.stderr, flush=True)
+
+
+def _file(name: str) -> str:
+    return name.replace(":", "_")
 
 
 def _row(folder: Path) -> Row:
     metrics = results.read(folder / "metrics.jsonl")
     evaluated = [row for row in metrics if "eval/episode_reward" in row]
+    valid = [row["training/valid_share"] for row in metrics if "training/valid_share" in row]
     result = json.loads((folder / "result.json").read_text())
     return {
         "steps": [row["step"] for row in evaluated],
@@ -123,6 +141,7 @@ def _row(folder: Path) -> Row:
         "stop_reason": result["stop_reason"],
         "rollbacks": len(results.matching(results.read(folder / "events.jsonl"), kind="rolled_back")),
         "trips": results.trips(metrics[-1]),
+        "masked": 1.0 - float(np.mean(valid)) if valid else 0.0,
     }
 
 
@@ -173,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _main(argv: Sequence[str] | None) -> None:
     parser = results.study_parser(__doc__, Path("docs/tasks.jsonl"), only=tasks())
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"default: {SEEDS}")
+    parser.add_argument("--films", action="store_true", help="draw docs/gallery again, and train nothing")
     parser.add_argument("--learn", action="store_true", help="train the tasks of learn.yaml, into docs/learn.jsonl")
     parser.add_argument("--short", action="store_true", help="with --learn: only the quick tasks")
     asked = parser.parse_args(argv)
@@ -181,19 +201,24 @@ def _main(argv: Sequence[str] | None) -> None:
     if importlib.util.find_spec("mujoco_playground") is None:
         raise ConfigError("needs MuJoCo Playground for the marks of its page; use make tasks")
     failed = 0
-    for name in () if asked.page else asked.only or tasks():
+    for name in () if asked.page or asked.films else asked.only or tasks():
         command = tasks()[name].command
         try:
             if seeds := missing(results.read(asked.out), name, asked.seeds):
-                rows = train(command, seeds, ROOT / "runs" / "tasks" / name.replace(":", "_"))
+                rows = train(command, seeds, RUNS / _file(name))
                 results.add(asked.out, [{"task": name, "recipe": recipe(command), **row, **about()} for row in rows])
                 last = ", ".join(f"{row['returns'][-1]:.4g}" for row in rows)
                 print(f"{name:28} {last} ({rows[0]['minutes']} min)", flush=True)
+                draw(name)
         except ConfigError as error:
             failed += 1
             print(f"tasks: {error}", file=sys.stderr, flush=True)
+    for name in asked.only or tasks() if asked.films else ():
+        draw(name)
     rows = results.read(asked.out)
     page.write(rows, tasks(), asked.out.with_suffix(".md"), [name for name in tasks() if stale(rows, name)])
+    films = {name: f"gallery/{_file(name)}.webp" for name in tasks() if (GALLERY / f"{_file(name)}.webp").exists()}
+    page.write_gallery(rows, films, asked.out.with_name("gallery.md"))
     if failed:
         sys.exit(f"tasks: {failed} of the tasks failed; run it again to retry them")
 

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 KEPT = 0.8
 ENOUGH = 0.9  # share of a public record
 _BARS = "▁▂▃▄▅▆▇█"
+_FILMS = 4  # in a row of the gallery
 STUCK = 0.1  # share of what the best seed of the task learned
 _HEADER = (
     "task", "recipe", "steps, millions", "minutes a seed", "last return, IQM [95 %]", "least seed", "handed over, IQM",
-    "curve", "below 0.8 of the best: at the end", "ever", "public records", "ratios",
+    "curve", "below 0.8 of the best: at the end", "ever", "masked; trips", "public records", "ratios",
 )  # fmt: skip
-_ROBOTS = ("task", "model", *_HEADER[1:10], "greatest possible", "ratio")
+_ROBOTS = ("task", "model", *_HEADER[1:11], "greatest possible", "ratio")
 _SOURCES = {"zoo": "Zoo", "slm": "SLM-Lab", "reppo": "Brax PPO", "reppo500": "Brax PPO"}
 
 
@@ -104,15 +105,36 @@ def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> l
         f"{'' if 'cpu_minutes' in own[0] else '< '}{minutes(own):.1f}",
         _text(last.value) + ("" if last.low is None else f" [{_text(last.low)}, {_text(last.high or 0.0)}]"),
         _text(min(values[-1] for values in curves)), _text(given), sparkline(curves),
-        f"{ended} {learned}", f"{ever} {learned}",
+        f"{ended} {learned}", f"{ever} {learned}", _kept_out(own),
     ]  # fmt: skip
     if task.model is not None and task.most is not None:
         return [f"{task.env}", f"`{task.model}`", *cells, f"{task.most:g}", f"{last.value / task.most:.2f}"]
     records = [
         f"{_SOURCES[source]} {_text(value)} ({steps:g} million)" for source, (value, steps) in task.record.items()
     ]
-    ratios = [f"{last.value / value:.2f}" for value, _ in task.record.values()]
+    ratios = [f"{last.value / value:.2f}" if value > 0 else "-" for value, _ in task.record.values()]
     return [task.name, *cells, ", ".join(records) or "none", ", ".join(ratios)]
+
+
+def _kept_out(own: Sequence[Row]) -> str:
+    """Returns the share of samples that guards masked, and their trips over all seeds."""
+    masked = [row["masked"] for row in own if "masked" in row]
+    trips = sum(sum(row["trips"].values()) for row in own)
+    share = "?" if len(masked) < len(own) else f"{np.mean(masked):.1g}" if any(masked) else "0"
+    return f"{share}; {trips:,}"
+
+
+def write_gallery(rows: Sequence[Row], films: Mapping[str, str], path: Path) -> None:
+    """Fills in the page of films, by the names of their tasks, four in a row."""
+    cells = []
+    for name, film in films.items():
+        task, own = name.split(":")[1], latest(rows, name)
+        last = interquartile_mean([curve(row)[-1] for row in own])
+        steps, spent = max(row["steps"][-1] for row in own) / 1e6, minutes(own)
+        about = f"{task}: {_text(last)}, {steps:.2g} million steps, {spent:.1f} minutes of one core"
+        cells.append(f'<img src="{film}" alt="{about}" width="240"><br>{about}')
+    lines = [cells[i : i + _FILMS] + [""] * (_FILMS - len(cells[i : i + _FILMS])) for i in range(0, len(cells), _FILMS)]
+    pages.fill(path, {"films": "\n".join(pages.table([" "] * _FILMS, lines, range(_FILMS)))})
 
 
 def _text(value: float) -> str:
@@ -128,7 +150,7 @@ def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path, stale: C
     """Fills in the page; `stale` are the tasks whose recipe has changed since their training."""
     trained = {name: task for name, task in tasks.items() if any(row["task"] == name for row in rows)}
     parts = {}
-    tasked, robots = (_HEADER, (0, 1, 7, 10)), (_ROBOTS, (0, 1, 2, 8))
+    tasked, robots = (_HEADER, (0, 1, 7, 11)), (_ROBOTS, (0, 1, 2, 8))
     for source, (header, texts) in {"brax": tasked, "playground": tasked, "robot": robots}.items():
         lines = [line(rows, name, task, name in stale) for name, task in trained.items() if task.source == source]
         parts[source] = "\n".join(pages.table(header, lines, texts)) if lines else "Not trained yet."
@@ -143,14 +165,14 @@ def _answer(trained: Mapping[str, Sequence[Row]], tasks: Mapping[str, "Task"]) -
         for name in trained
         if tasks[name].record
     ]
-    ratios = [[last.value / value for value, _ in record.values()] for last, record in compared]
-    first, every = sum(found[0] >= ENOUGH for found in ratios), sum(min(found) >= ENOUGH for found in ratios)
+    reached = [[last.value >= min(ENOUGH * value, value) for value, _ in own.values()] for last, own in compared]
+    first, every = sum(found[0] for found in reached), sum(map(all, reached))
     above = sum((last.low or 0) > record["reppo"][0] for last, record in compared if "reppo" in record)
     ended, ever = sum((np.array(falls(own)) for own in curves.values()), np.zeros(2, int))
     idle, seeds = sum(stuck(own).sum() for own in curves.values()), sum(map(len, curves.values()))
     sentences = (
         f"{len(trained)} of {len(tasks)} tasks trained.",
-        f"{first} of {len(ratios)} with a public record reach {ENOUGH:.0%} of it or more, {every} of every record.",
+        f"{first} of {len(reached)} with a public record reach {ENOUGH:.0%} of it or more, {every} of every record.",
         f"{above} are credibly above Brax's PPO at 50 million steps.",
         f"{idle} of {seeds} seeds learned nothing: less than a tenth of what the best seed of their task did.",
         f"Of the others, {ended} ended below {KEPT} of their highest evaluation, "

@@ -1,6 +1,7 @@
 """The study of all tasks: its list of tasks, its page, and the thresholds of `make learn`."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -19,7 +20,7 @@ HOPPER = Task("brax", "hopper", {"zoo": (2410, 1), "slm": (1654, 4)}, trivial=10
 def row(seed, returns, recipe="a", **more):
     steps = [500_000 * (number + 1) for number in range(len(returns))]
     fields = {"task": "brax:hopper", "recipe": recipe, "name": "cpu", "minutes": 3.1, "handed_over": max(returns)}
-    return {**fields, "seed": seed, "steps": steps, "returns": returns, **more}
+    return {**fields, "trips": {}, "seed": seed, "steps": steps, "returns": returns, **more}
 
 
 def test_every_brax_task_and_the_control_suite_are_listed():
@@ -27,7 +28,7 @@ def test_every_brax_task_and_the_control_suite_are_listed():
     files = {name.stem for name in (config_dir() / "env").glob("*.yaml") if not name.stem.startswith("robot")}
     own = files - {"fast", "gymnasium", "import", "playground"}
     assert {task.name for task in listed.values() if task.source == "brax"} == own
-    assert len([task for task in listed.values() if task.source == "playground"]) == 25
+    assert len([task for task in listed.values() if task.source == "playground"]) == 54
 
 
 def test_command_of_a_task_is_the_plain_one():
@@ -85,7 +86,7 @@ def test_line_of_a_task_has_returns_falls_curve_and_record():
     assert cells[:4] == ["hopper", "cpu", "1.5", "< 1.0"]
     assert cells[4].startswith("2,167 [")  # three seeds: the interquartile mean is the mean
     assert cells[5:8] == ["1,000", "2,833", "▁▇█"]
-    assert cells[8:] == ["1 of 3", "1 of 3", "Zoo 2,410 (1 million), SLM-Lab 1,654 (4 million)", "0.90, 1.31"]
+    assert cells[8:] == ["1 of 3", "1 of 3", "?; 0", "Zoo 2,410 (1 million), SLM-Lab 1,654 (4 million)", "0.90, 1.31"]
 
 
 def test_minutes_are_those_of_a_seed_and_of_a_core_where_they_were_measured():
@@ -190,18 +191,17 @@ def test_fallen_seeds_are_evaluated_again_and_failures_after_training_keep_the_r
             mean = 8.0 if "which=best" in command else 7.5
             found = json.dumps({"return": None if fails else {"mean": {"value": mean}}})
             return subprocess.CompletedProcess(command, int(fails == "no checkpoint"), found, fails)
-        if command[2] == "rlstable.render":
-            return subprocess.CompletedProcess(command, 2, "", " ".join(command[2:]))
         assert command[4:6] == ["seed=2", "seeds=3"]
         for seed, returned in enumerate((5.0, 9.0, 7.0), start=2):
             folder = Path(cwd) / "run" / f"seed-{seed}"
             folder.mkdir(parents=True)
             (folder / "result.json").write_text('{"return": 9.0, "stop_reason": "completed"}')
-            (folder / "metrics.jsonl").write_text(json.dumps({"step": 10, "eval/episode_reward": returned}))
+            row = {"step": 10, "eval/episode_reward": returned, "training/valid_share": 0.75}
+            (folder / "metrics.jsonl").write_text(json.dumps(row))
         return subprocess.CompletedProcess(command, 0, "recipe: cpu (recipe_for=auto)\n", "")
 
     monkeypatch.setattr(study.subprocess, "run", run)
-    rows = study.train(["env=hopper"], range(2, 5), tmp_path)
+    rows = study.train(["env=hopper"], range(2, 5), tmp_path / "kept")
     assert [(row["name"], row["seed"], row["returns"]) for row in rows] == [
         ("cpu", seed, [returned]) for seed, returned in enumerate((5.0, 9.0, 7.0), start=2)
     ]
@@ -210,7 +210,26 @@ def test_fallen_seeds_are_evaluated_again_and_failures_after_training_keep_the_r
     assert again == [fallen, (9.0, None), fallen]  # 5 and 7 are below 0.8 of 9
     said = capsys.readouterr().err
     assert said.count(f"tasks: a fall is not confirmed: {fails}") == 2 * bool(fails)
-    assert "tasks: no episodes are drawn: rlstable.render run=" in said and f"run/seed-4 out={tmp_path}" in said
+    assert [row["masked"] for row in rows] == [0.25] * 3
+    assert json.loads((tmp_path / "kept/metrics.jsonl").read_text())["eval/episode_reward"] == 7.0  # of the median seed
+
+
+def test_film_that_cannot_be_drawn_is_one_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(study, "RUNS", tmp_path)
+    study.draw("brax:hopper")  # nothing is kept of it
+    assert capsys.readouterr().err == ""
+    (tmp_path / "brax_hopper").mkdir()
+    study.draw("brax:hopper")
+    assert re.fullmatch("tasks: no film of brax:hopper: .*has no config.yaml.*\n", capsys.readouterr().err)
+
+
+def test_gallery_has_a_film_of_each_task_with_what_it_returned(tmp_path):
+    rows = [row(seed, [3000.0 + seed], trips={"quarantine": 2}, masked=0.01 * seed) for seed in range(3)]
+    page.write_gallery(rows, {"brax:hopper": "gallery/brax_hopper.webp"}, tmp_path / "gallery.md")
+    shown = (tmp_path / "gallery.md").read_text()
+    about = "hopper: 3,001, 0.5 million steps, 1.0 minutes of one core"
+    assert f'| <img src="gallery/brax_hopper.webp" alt="{about}" width="240"><br>{about} |  |  |  |' in shown
+    assert page.line(rows, "brax:hopper", HOPPER)[10] == "0.01; 6"
 
 
 @pytest.mark.slow
