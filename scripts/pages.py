@@ -13,6 +13,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection
     return [f"| {' | '.join(cells)} |".replace("\n", " ") for cells in (header, rule, *rows)]
 
 
+def merged(rows: Sequence[tuple[str, ...]]) -> list[list[str]]:
+    """Joins the names, first cells, of rows whose other cells are the same."""
+    alike = dict.fromkeys(row[1:] for row in rows)
+    return [["; ".join(row[0] for row in rows if row[1:] == cells), *cells] for cells in alike]
+
+
 def machine() -> str:
     """Returns a sentence with the versions and the device of this process."""
     import jax

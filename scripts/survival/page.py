@@ -55,7 +55,7 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
         header = ("fault", *(TITLES[side] for side in sides), "tripped")
         measured = [case for case in cases if any(by[task, side, case] for side in sides)]
         shown = {case: [drawn[task, side, case][0] for side in sides] for case in measured}
-        cells = [(case, *texts, trips(by[task, "default", case])) for case, texts in shown.items()]
+        cells = pages.merged([(case, *texts, trips(by[task, "default", case])) for case, texts in shown.items()])
         lines += [f"## {TASKS.get(task, task)}", "", *pages.table(header, cells, (0, len(header) - 1)), ""]
     own = {key: drawn[key] for key in drawn if key[1] == "default" and drawn[key][1] is not None}
     rest: dict[str, list[str]] = {}  # cases that are not green

@@ -10,7 +10,7 @@ import pytest
 
 from rlstable.cli.compose import compose
 from rlstable.config.faults import FaultConfig
-from scripts import results
+from scripts import pages, results
 from scripts.survival import __main__ as survival
 from scripts.survival import page as survival_page
 
@@ -41,6 +41,10 @@ def test_survival_page_shows_every_case_and_side(tmp_path: Path) -> None:
     assert "| bad | 1.00 / 1.00 | 1.00 / 1.00 | quarantine 3 |" in page
     assert "never run" not in page
     assert (tmp_path / "survival.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rows_with_the_same_cells_share_a_row() -> None:
+    assert pages.merged([("a", "1"), ("b", "2"), ("c", "1")]) == [["a; c", "1"], ["b", "2"]]
 
 
 @pytest.mark.parametrize("task", survival.TASKS)
