@@ -24,9 +24,6 @@ PAGE_OF_SIGNS = PAGE.with_name("nan.md")
 PAGE_OF_TERMS = PAGE.with_name("terms.md")
 _INTRODUCTION = """# Configuration
 
-Written by `make docs` (`scripts/reference/`) from the typed configuration and the comments of `configs/`. A test fails
-if this page is stale.
-
 A key is typed as in these tables: `python -m rlstable.train ppo.learning_rate=1e-3`. A group is chosen by its name:
 `guards=strict`. An unknown key, a wrong type, a value out of range or an impossible combination is an error of one
 line each, before anything compiles. `python -m rlstable.train ... --cfg job` prints the whole configuration of a

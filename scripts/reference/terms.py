@@ -10,8 +10,7 @@ from scripts.reference.comments import comments_of, written
 
 _INTRODUCTION = """# Terms of a robot's task
 
-Written by `make docs` (`scripts/reference/`) from the functions of `rlstable/robot/` and the comments of
-`configs/env/robot.yaml`. A test fails if this page is stale. [Your robot](your_robot.md) shows how to use it.
+[Your robot](your_robot.md) shows how to use these terms.
 
 A term is a function `(robot, data, memory, action)`; a command or a reset is a function `(robot, key)`. The parameters
 stand beside the term: `+env.task.rewards.height.width=0.2`. A list takes functions of your own, too:
