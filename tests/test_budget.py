@@ -26,7 +26,7 @@ BUDGETS = {"core": 6590, "run": 14_325, "apps": 10_980}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 29
 OTHERS = {"scripts": 3930, "tests": 30_470}
-DOCS = 5350  # lines of Markdown
+DOCS = 4615  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

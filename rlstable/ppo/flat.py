@@ -55,7 +55,7 @@ class ParamFlattener:
         """A vector `[n]` that repeats one number per network, by name, for each of the network's parameters."""
         sizes = self.structure.unflatten([math.prod(shape) for shape in self.shapes])
         counts = {name: sum(jax.tree.leaves(sizes[name])) for name in parts}
-        # With `jnp.where` on a CPU, runs with and without a supervisor would differ in the last bit (docs/lab_log.md).
+        # With `jnp.where` on a CPU, runs with and without a supervisor would differ in the last bit.
         return jnp.concatenate([jnp.broadcast_to(parts[name], counts[name]) for name in sorted(parts)])
 
     def join_subtrees(self, tree: PyTree) -> PyTree:
