@@ -1,6 +1,6 @@
 """One iteration of PPO: collect one batch of experience, then run all SGD epochs on it. Read this file first.
 
-    collect -> batch guards -> rewards -> mirror image (`mirrored`) -> normaliser
+    collect -> batch guards -> rewards -> mirror image (`mirror_image`) -> normaliser
             -> epochs: shuffle -> minibatches: loss, gradient, candidate, update guards    (`sgd`)
             -> trust region -> metrics -> state guards
 
@@ -32,7 +32,7 @@ from rlstable.ppo.distance import ActionMoments
 from rlstable.ppo.gradient import LossGradient, preprocess_batch
 from rlstable.ppo.loss import Loss
 from rlstable.ppo.metrics import iteration_metrics, state_report
-from rlstable.ppo.mirrored import with_mirror_image
+from rlstable.ppo.mirror_image import with_mirror_image
 from rlstable.ppo.networks import Networks, Params
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.optimizer import Optimizer

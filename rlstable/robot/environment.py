@@ -127,17 +127,10 @@ class RobotEnv:
         return copied
 
     def mirror(self, asked: str, history: int) -> tuple[Mirror | None, str | None]:
-        """The mirror of `history` observations and of actions, and with `if_symmetric` the reason if there is none.
+        """The mirror of `history` observations and of actions for `ppo.symmetry`, or the reason why there is none."""
+        from rlstable.robot.symmetry.mirror import mirror_if_asked
 
-        Raises `ConfigError` if `asked` is `auto` and the robot or its task is not symmetric.
-        """
-        from rlstable.robot import symmetry
-
-        mirror, why = (symmetry.mirror_of(self), None) if asked == "auto" else symmetry.useful_mirror_of(self)
-        if mirror is None:
-            return None, why
-        stacked = {key: reflection.repeated(history) for key, reflection in mirror.observations.items()}
-        return mirror._replace(observations=stacked), None
+        return mirror_if_asked(self, asked, history)
 
     def motion(self, state: State) -> tuple[jax.Array, jax.Array]:
         """Velocity forward and sideways and turning rate, `[3]`: as commanded, and as the root body moves."""

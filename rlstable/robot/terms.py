@@ -54,14 +54,14 @@ def mirrors(kind: str) -> Callable[[Function], Function]:
     """
 
     def declare(function: Function) -> Function:
-        function.mirror = kind  # type: ignore[attr-defined]
+        function.mirror_rule = kind  # type: ignore[attr-defined]
         return function
 
     return declare
 
 
-def mirror_of(function: Callable[..., Any]) -> str | None:
-    return getattr(function, "mirror", None)
+def mirror_rule_of(function: Callable[..., Any]) -> str | None:
+    return getattr(function, "mirror_rule", None)
 
 
 def needs_of(function: Callable[..., Any]) -> tuple[str, ...]:

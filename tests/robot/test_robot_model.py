@@ -29,7 +29,7 @@ from moments import (
 from rlstable.config import ConfigError
 from rlstable.robot import actions, build, endings, geometry, observations
 from rlstable.robot.model import Robot
-from rlstable.robot.symmetry import mirror_of
+from rlstable.robot.symmetry.mirror import mirror_of
 
 KEY = jax.random.PRNGKey(0)
 FEET = ["front_left_foot", "front_right_foot", "rear_left_foot", "rear_right_foot"]

@@ -16,9 +16,10 @@ from rlstable.robot import actions, terms
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.lists import KEY
 from rlstable.robot.memory import Memory
-from rlstable.robot.mirror import SHARE_OF_STEP, VECTOR, RobotMirror, largest, refused
+from rlstable.robot.model import Robot
 from rlstable.robot.observing import Observer
-from rlstable.robot.reflections import Reflections
+from rlstable.robot.symmetry.pairs import VECTOR, Pairs, refused
+from rlstable.robot.symmetry.rules import SHARE_OF_STEP, Rules, largest
 
 _STATES = 8  # random states near home in which the mirror is checked
 _NOISE, _SPEED = 0.1, 0.5  # largest changes of positions from home, in m and rad, and velocities, in m/s and rad/s
@@ -35,32 +36,35 @@ class _State(NamedTuple):
     data: Any
 
 
-def mirror_of(env: RobotEnv) -> Mirror:
-    """The mirror of a robot's task; raises ConfigError that names the first part or term without a mirror image."""
-    mirror, random = RobotMirror(env.robot), np.random.default_rng(0)
-    pairs = [_pair(env, mirror, random) for _ in range(_STATES)]
-    _check_steps(mirror, pairs)
-    reflections = Reflections(mirror, env.lists.commands, [(a.data, b.data) for a, b in pairs])
-    moments = [_moments(env, mirror, reflections.commands, pair, random) for pair in pairs]
-    observations = {}
-    for name, observer in env.observers.items():
-        observations[name], newest = reflections.of_observer(observer)
-        _check_observation(env, observer, newest, moments)
-    _check_rewards(env, moments)
-    return Mirror(observations, mirror.actuators)
-
-
-def useful_mirror_of(env: RobotEnv) -> tuple[Mirror | None, str | None]:
-    """The mirror of a robot's task, or the reason why there is none or why it shows nothing new."""
-    if not env.robot.steerable[1:].any():
+def mirror_if_asked(env: RobotEnv, asked: str, history: int) -> tuple[Mirror | None, str | None]:
+    """The mirror of a robot's task, or with `if_symmetric` the reason why there is none or why it shows nothing new."""
+    if asked == "if_symmetric" and not env.robot.steerable[1:].any():
         return None, "the robot moves in a plane"
     try:
-        return mirror_of(env), None
+        return mirror_of(env, history), None
     except ConfigError as error:
+        if asked == "auto":
+            raise
         return None, str(error).partition(";")[0]
 
 
-def _pair(env: RobotEnv, mirror: RobotMirror, random: Random) -> tuple[_State, _State]:
+def mirror_of(env: RobotEnv, history: int = 1) -> Mirror:
+    """The mirror of `history` observations and of actions; raises ConfigError that names what has no mirror image."""
+    pairs, random = Pairs(env.robot), np.random.default_rng(0)
+    states = [_state_and_image(env, pairs, random) for _ in range(_STATES)]
+    _check_steps(pairs, states)
+    rules = Rules(pairs, env.lists.commands, [(state.data, image.data) for state, image in states])
+    moments = [_moments(env, pairs, rules.commands, *both, random) for both in states]
+    observations = {}
+    for name, observer in env.observers.items():
+        whole, newest = rules.of_observer(observer)
+        _check_observation(env, observer, newest, moments)
+        observations[name] = whole.repeated(history)
+    _check_rewards(env, moments)
+    return Mirror(observations, pairs.actuators)
+
+
+def _state_and_image(env: RobotEnv, pairs: Pairs, random: Random) -> tuple[_State, _State]:
     """A random state near home, and its mirror image."""
     robot, model = env.robot, env.robot.model
     qpos = robot.home.copy()
@@ -76,30 +80,30 @@ def _pair(env: RobotEnv, mirror: RobotMirror, random: Random) -> tuple[_State, _
             qpos[at] = np.clip(qpos[at], *model.jnt_range[joint])
     qvel = random.uniform(-_SPEED, _SPEED, model.nv)
     ctrl = np.array(actions.controls(robot, random.uniform(-1, 1, model.nu), env.task.actions))
-    images = mirror.qpos(qpos), mirror.dofs(qvel), mirror.ctrl(ctrl)
+    images = pairs.qpos(qpos), pairs.dofs(qvel), pairs.ctrl(ctrl)
     return _State(qpos, qvel, ctrl, robot.forward(qpos, qvel, ctrl)), _State(*images, robot.forward(*images))
 
 
-def _check_steps(mirror: RobotMirror, pairs: list[tuple[_State, _State]]) -> None:
+def _check_steps(pairs: Pairs, states: list[tuple[_State, _State]]) -> None:
     """Compares the mirror image of a control step with the control step of the mirror image."""
     changes, errors = [], []
-    for state, image in pairs:
-        after = _stepped(mirror, state)
-        changes.append(mirror.dofs(after - state.qvel))
-        errors.append(mirror.dofs(after) - _stepped(mirror, image))
+    for state, image in states:
+        after = _stepped(pairs.robot, state)
+        changes.append(pairs.dofs(after - state.qvel))
+        errors.append(pairs.dofs(after) - _stepped(pairs.robot, image))
     beyond = np.abs(np.stack(errors)).max(axis=0) / largest(np.stack(changes))
     worst = int(np.argmax(beyond))
     if not beyond[worst] <= SHARE_OF_STEP:
-        joint = mirror.named("joint", int(mirror.model.dof_jntid[worst]))
+        joint = pairs.named("joint", int(pairs.model.dof_jntid[worst]))
         raise refused(f"a step of the mirrored robot is not the mirrored step: {joint} moves differently")
 
 
-def _stepped(mirror: RobotMirror, state: _State) -> np.ndarray:
+def _stepped(robot: Robot, state: _State) -> np.ndarray:
     """Velocities after a control step."""
-    data = mujoco.MjData(mirror.model)
+    data = mujoco.MjData(robot.model)
     data.qpos[:], data.qvel[:], data.ctrl[:] = state.qpos, state.qvel, state.ctrl
-    data.act[:] = mirror.robot.activation
-    mujoco.mj_step(mirror.model, data, mirror.robot.substeps)
+    data.act[:] = robot.activation
+    mujoco.mj_step(robot.model, data, robot.substeps)
     return np.array(data.qvel)
 
 
@@ -107,7 +111,7 @@ _Moment = tuple[Any, Memory, jax.Array]
 
 
 def _moments(
-    env: RobotEnv, mirror: RobotMirror, commands: Mapping[str, Reflection], pair: tuple[_State, _State], random: Random
+    env: RobotEnv, pairs: Pairs, commands: Mapping[str, Reflection], state: _State, image: _State, random: Random
 ) -> tuple[_Moment, _Moment]:
     """The arguments of terms in a state, with a random memory, and in its mirror image."""
     robot, count = env.robot, len(env.robot.feet)
@@ -116,34 +120,34 @@ def _moments(
         return random.uniform(-1, 1, shape).astype(np.float32)
 
     key = jax.random.PRNGKey(0)
-    shapes = jax.eval_shape(lambda k: env.first_memory(pair[0].data, k, k), key)
+    shapes = jax.eval_shape(lambda k: env.first_memory(state.data, k, k), key)
     memory = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes).replace(
         command={name: drawn(len(reflection.order)) for name, reflection in commands.items()},
         actions=drawn(*shapes.actions.shape),
-        contact=np.asarray(robot.foot_contacts(pair[0].data)),
+        contact=np.asarray(robot.foot_contacts(state.data)),
         air_time=np.abs(drawn(count)),
         landed_after=np.abs(drawn(count)),
-        foot_positions=np.asarray(robot.foot_positions(pair[0].data)),
+        foot_positions=np.asarray(robot.foot_positions(state.data)),
         foot_velocities=drawn(count, 3),
     )
-    image = memory.replace(
+    mirrored = memory.replace(
         command={name: commands[name](x) for name, x in memory.command.items()},
-        actions=mirror.actuators(memory.actions),
-        contact=np.asarray(robot.foot_contacts(pair[1].data)),
-        air_time=memory.air_time[mirror.feet],
-        landed_after=memory.landed_after[mirror.feet],
-        foot_positions=np.asarray(robot.foot_positions(pair[1].data)),
-        foot_velocities=VECTOR(memory.foot_velocities[mirror.feet]),
+        actions=pairs.actuators(memory.actions),
+        contact=np.asarray(robot.foot_contacts(image.data)),
+        air_time=memory.air_time[pairs.feet],
+        landed_after=memory.landed_after[pairs.feet],
+        foot_positions=np.asarray(robot.foot_positions(image.data)),
+        foot_velocities=VECTOR(memory.foot_velocities[pairs.feet]),
     )
-    here, there = jax.tree.map(jnp.asarray, (memory, image))  # JAX's arrays, as in training
-    return (pair[0].data, here, here.actions[0]), (pair[1].data, there, there.actions[0])
+    here, there = jax.tree.map(jnp.asarray, (memory, mirrored))  # JAX's arrays, as in training
+    return (state.data, here, here.actions[0]), (image.data, there, there.actions[0])
 
 
 def _check_observation(
     env: RobotEnv, observer: Observer, newest: Reflection, moments: list[tuple[_Moment, _Moment]]
 ) -> None:
     names = [part.name for part in observer.parts for _ in range(part.size)]
-    clocks = np.array([terms.mirror_of(observer.functions[name]) == "clock" for name in names])
+    clocks = np.array([terms.mirror_rule_of(observer.functions[name]) == "clock" for name in names])
 
     def vector(moment: _Moment) -> np.ndarray:
         parts = observer.functions.items()

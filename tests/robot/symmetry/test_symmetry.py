@@ -20,8 +20,8 @@ from rlstable.config import ConfigError
 from rlstable.device.reflection import Mirror
 from rlstable.envs.load import load
 from rlstable.robot.environment import RobotEnv
-from rlstable.robot.mirror import RobotMirror
-from rlstable.robot.symmetry import mirror_of
+from rlstable.robot.symmetry.mirror import mirror_of
+from rlstable.robot.symmetry.pairs import Pairs
 from rlstable.robot.terms import mirrors
 from rlstable.runner.setup import _mirror_of
 from rlstable.train import main
@@ -124,7 +124,7 @@ def test_observation_of_the_mirrored_state_is_the_mirrored_observation_after_man
 
 def test_step_of_the_mirrored_quadruped_is_the_mirrored_step() -> None:
     env = environment("robot_velocity", "quadruped")
-    own, random = RobotMirror(env.robot), np.random.default_rng(0)
+    own, random = Pairs(env.robot), np.random.default_rng(0)
     qpos = env.robot.home + 0.1 * random.normal(size=19)
     qvel, ctrl = random.normal(size=18), env.robot.of_actuators("home") + 0.3 * random.normal(size=12)
     results = []

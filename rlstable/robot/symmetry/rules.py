@@ -1,8 +1,8 @@
-"""Mirror rules of observation terms and commands, and the reflections of whole observations."""
+"""Mirror rules of observation terms and commands, and the reflections of whole observations that follow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +12,12 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.device.reflection import Reflection, joined
 from rlstable.robot import build, terms
-from rlstable.robot.mirror import AXIAL, SHARE_OF_STEP, VECTOR, RobotMirror, Samples, largest, refused
 from rlstable.robot.observing import Observer, Part
+from rlstable.robot.symmetry.pairs import AXIAL, VECTOR, Pairs, refused
 
+# In mirrored states a value may differ by this share of its largest size in all states: velocities after a step,
+# observations, rewards. A value that is always smaller than a share of the others' counts as that large.
+SHARE_OF_STEP, _SMALL = 0.05, 0.01
 _KINDS = {
     int(mujoco.mjtObj.mjOBJ_BODY): "body", int(mujoco.mjtObj.mjOBJ_XBODY): "body",
     int(mujoco.mjtObj.mjOBJ_JOINT): "joint", int(mujoco.mjtObj.mjOBJ_GEOM): "geom",
@@ -35,14 +38,14 @@ class _View(NamedTuple):
     images: tuple[Any, ...] = ()
 
 
-class Reflections:
-    """Reflections of a task's commands and observations.
+class Rules:
+    """Reflections of a task's commands and observations by the mirror rules of their terms.
 
-    Sensors have no rule: their signs follow from `samples`, pairs of a state's data and that of its mirror image.
+    Sensors have no rule: their signs follow from `samples`, the data of states and of their mirror images.
     """
 
-    def __init__(self, mirror: RobotMirror, commands: Mapping[str, Callable[..., Any]], samples: Samples):
-        self._mirror, self._robot, self._samples = mirror, mirror.robot, samples
+    def __init__(self, pairs: Pairs, commands: Mapping[str, Callable[..., Any]], samples: Sequence[tuple[Any, Any]]):
+        self._pairs, self._robot, self._samples = pairs, pairs.robot, samples
         self.commands = {name: self._of_command(name, function) for name, function in commands.items()}
 
     def of_observer(self, observer: Observer) -> tuple[Reflection, Reflection]:
@@ -62,7 +65,7 @@ class Reflections:
 
     def _of_command(self, name: str, function: Callable[..., Any]) -> Reflection:
         known = {"vector": VECTOR, "axial": AXIAL, "velocity_command": Reflection.of_signs(1, -1, -1)}
-        if (kind := terms.mirror_of(function)) in known:
+        if (kind := terms.mirror_rule_of(function)) in known:
             return known[kind]
         if kind != "scalar":
             raise _without_rule(f"env.task.commands.{name}", kind)
@@ -81,11 +84,11 @@ class Reflections:
         raise refused(f"{observer.key}.{part.name}: its mirror image is not observed in the same way")
 
     def _view(self, observer: Observer, part: Part) -> _View:
-        function, mirror, key = observer.functions[part.name], self._mirror, f"{observer.key}.{part.name}"
-        kind, values = terms.mirror_of(function), terms.arguments(function)
+        function, pairs, key = observer.functions[part.name], self._pairs, f"{observer.key}.{part.name}"
+        kind, values = terms.mirror_rule_of(function), terms.arguments(function)
         if kind == "site":
             site = self._robot.site(values["site"])
-            return _View(VECTOR, (site,), (mirror.image_of("site", site),))
+            return _View(VECTOR, (site,), (pairs.image_of("site", site),))
         if kind == "contact":
             geoms = tuple(values["geoms"])
             return _View(_unchanged(part.size), geoms, tuple(self._image_of_geom(geom) for geom in geoms))
@@ -98,11 +101,11 @@ class Reflections:
             "axial": lambda: AXIAL,
             "scalar": lambda: _unchanged(part.size),
             "clock": lambda: Reflection.of_signs(*[-1.0] * part.size),  # half a cycle later: left and right alternate
-            "action": lambda: mirror.actuators,
-            "joints": lambda: mirror.of_joints(part.size < len(self._robot.joints)),
-            "directions": lambda: _sines_and_cosines(mirror.of_joints(False, turning=True)),
+            "action": lambda: pairs.actuators,
+            "joints": lambda: pairs.of_joints(part.size < len(self._robot.joints)),
+            "directions": lambda: _sines_and_cosines(pairs.of_joints(False, turning=True)),
             "command": lambda: joined([self.commands[name] for name in sorted(self.commands)]),
-            "feet": lambda: Reflection(mirror.feet, np.ones(part.size, np.float32)),
+            "feet": lambda: Reflection(pairs.feet, np.ones(part.size, np.float32)),
         }
         if kind not in rules:
             raise _without_rule(key, kind)
@@ -113,8 +116,8 @@ class Reflections:
         model = self._robot.model
         names = [build.geom_name(model, geom) for geom in range(model.ngeom)]
         if name in names:
-            return names[self._mirror.image_of("geom", names.index(name))]
-        return str(model.body(self._mirror.image_of("body", model.body(name).id)).name)
+            return names[self._pairs.image_of("geom", names.index(name))]
+        return str(model.body(self._pairs.image_of("body", model.body(name).id)).name)
 
     def _of_sensor(self, key: str, sensor: int) -> _View:
         image = self._image_of_sensor(sensor)
@@ -134,8 +137,14 @@ class Reflections:
         own = list(objects[sensor])
         for i in (2, 4):
             if own[i] >= 0 and own[i - 1] in _KINDS:
-                own[i] = self._mirror.image_of(_KINDS[own[i - 1]], own[i])
+                own[i] = self._pairs.image_of(_KINDS[own[i - 1]], own[i])
         return objects.index(own) if own in objects else sensor
+
+
+def largest(values: np.ndarray) -> np.ndarray:
+    """Largest absolute value of each element over all states `[states, n]`, at least a share of the largest of all."""
+    each = np.abs(values).max(axis=0)
+    return np.asarray(np.maximum(each, max(_SMALL * float(each.max(initial=0.0)), 1e-6)))
 
 
 def _in_order(view: _View, image: _View) -> Reflection:

@@ -18,7 +18,7 @@ from rlstable.envs.vector import VectorEnv
 from rlstable.ppo.gradient import preprocess_batch
 from rlstable.ppo.initial import init_tuning
 from rlstable.ppo.iteration import PPO
-from rlstable.ppo.mirrored import with_mirror_image
+from rlstable.ppo.mirror_image import with_mirror_image
 from rlstable.ppo.records import Collected, swap_axes
 from rlstable.runner.setup import make_ppo
 

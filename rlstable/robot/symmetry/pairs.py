@@ -1,7 +1,7 @@
-"""Mirror images of a robot's parts in the vertical x-z plane through its root body at home.
+"""Pairs of parts of a robot that are mirror images in the vertical x-z plane through its root body at home.
 
-Pairs of left and right parts are found in the model itself: bodies by their place in the tree and at home, joints,
-geoms and sites by their bodies, actuators by the joints that they move. So names need not follow a convention.
+Pairs are found in the model itself: bodies by their place in the tree and at home, joints, geoms and sites by their
+bodies, actuators by the joints that they move. So names need not follow a convention.
 """
 
 from __future__ import annotations
@@ -21,12 +21,7 @@ VECTOR = Reflection.of_signs(1, -1, 1)  # a position, a velocity
 AXIAL = Reflection.of_signs(-1, 1, -1)  # an angular velocity
 _SHARE = 0.01  # a mirrored part may differ by this share: of the robot's size, or of its own value
 _INERTIA_SHARE = 0.1  # published inertias of left and right legs differ more
-# In mirrored states a value may differ by this share of its largest size in all states: velocities after a step,
-# observations, rewards. A value that is always smaller than a share of the others' counts as that large.
-SHARE_OF_STEP, _SMALL = 0.05, 0.01
 _S = np.diag(VECTOR.sign)
-
-Samples = list[tuple[Any, Any]]
 
 _JOINT_FACTS = {
     "stiffness": "jnt_stiffness", "margin": "jnt_margin", "solref of the limit": "jnt_solref",
@@ -42,8 +37,8 @@ def refused(what: str) -> ConfigError:
     return ConfigError(f"ppo.symmetry: {what}; mend the model or the task, or set ppo.symmetry=null")
 
 
-class RobotMirror:
-    """The mirror of a robot; raises ConfigError that names the first part without a mirror image.
+class Pairs:
+    """Mirror images of a robot's parts and states; raises ConfigError that names the first part without one.
 
     Attributes:
         bodies: Mirror image of each body; `joints`, `geoms` and `sites` likewise.
@@ -294,12 +289,6 @@ class RobotMirror:
         different = self._different(facts, others)
         if different is not None:
             raise refused(f"{self.named(kind, one)} and {self.named(kind, other)} are no mirror images: {different}")
-
-
-def largest(values: np.ndarray) -> np.ndarray:
-    """Largest absolute value of each element over all states `[states, n]`, at least a share of the largest of all."""
-    each = np.abs(values).max(axis=0)
-    return np.asarray(np.maximum(each, max(_SMALL * float(each.max(initial=0.0)), 1e-6)))
 
 
 def _text(values: np.ndarray) -> str:

@@ -15,7 +15,7 @@ from rlstable.robot.environment import RobotEnv
 from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
 
-MODELS = Path(__file__).parent / "models"
+MODELS = Path(__file__).parent / "robot" / "models"
 HOME_HEIGHT = 0.4 * np.cos(0.8) + 0.022  # of the quadruped's trunk: thighs, shins and the radius of a foot
 
 
