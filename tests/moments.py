@@ -12,8 +12,8 @@ import numpy as np
 from rlstable.cli.compose import compose
 from rlstable.config import Config
 from rlstable.robot.environment import RobotEnv
-from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
+from rlstable.robot.past import Past
 
 MODELS = Path(__file__).parent / "robot" / "models"
 HOME_HEIGHT = 0.4 * np.cos(0.8) + 0.022  # of the quadruped's trunk: thighs, shins and the radius of a foot
@@ -73,24 +73,24 @@ class Moment(NamedTuple):
 
     robot: Robot
     data: Any
-    memory: Memory
+    past: Past
     action: jnp.ndarray
 
 
-def moment(robot: Robot, qpos: Any = None, qvel: Any = None, ctrl: Any = None, **memory: Any) -> Moment:
-    """A moment of a robot, at home and at rest unless given; `memory` replaces parts of an empty memory."""
+def moment(robot: Robot, qpos: Any = None, qvel: Any = None, ctrl: Any = None, **past: Any) -> Moment:
+    """A moment of a robot, at home and at rest unless given; `past` replaces parts of an empty past."""
     actuators, feet = len(robot.actuators), len(robot.feet)
-    empty = Memory(
+    empty = Past(
         rng=jnp.zeros(2, jnp.uint32), steps=jnp.zeros(()), command={}, actions=jnp.zeros((2, actuators)),
         delay=jnp.int32(0), filtered=jnp.zeros(actuators), contact=jnp.zeros(feet), air_time=jnp.zeros(feet),
         landed_after=jnp.zeros(feet), foot_positions=jnp.zeros((feet, 3)), foot_velocities=jnp.zeros((feet, 3)),
         history={}, lags={},
     )  # fmt: skip
-    memory = {
+    past = {
         name: {key: jnp.asarray(x) for key, x in value.items()} if isinstance(value, dict) else jnp.asarray(value)
-        for name, value in memory.items()
+        for name, value in past.items()
     }
-    return Moment(robot, robot.forward(qpos, qvel, ctrl), empty.replace(**memory), jnp.zeros(actuators))
+    return Moment(robot, robot.forward(qpos, qvel, ctrl), empty.replace(**past), jnp.zeros(actuators))
 
 
 def turned(robot: Robot, axis: int, degrees: float, lift: float = 0.0) -> np.ndarray:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.config.robot import ActionConfig
-from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
+from rlstable.robot.past import Past
 
 
 def scales(robot: Robot, config: ActionConfig) -> np.ndarray:
@@ -22,12 +22,12 @@ def buffer_length(config: ActionConfig) -> int:
     return max(2, config.delay[1] + 1)
 
 
-def remembered(memory: Memory, action: jax.Array, config: ActionConfig) -> Memory:
-    """The memory with a new action, delayed and filtered: `filter` is the share of the old value that stays."""
-    actions = jnp.concatenate([action[None], memory.actions[:-1]])
-    delayed = actions[memory.delay] if config.delay[1] else action
-    filtered = config.filter * memory.filtered + (1 - config.filter) * delayed
-    return memory.replace(actions=actions, filtered=filtered)
+def remembered(past: Past, action: jax.Array, config: ActionConfig) -> Past:
+    """The past with a new action, delayed and filtered: `filter` is the share of the old value that stays."""
+    actions = jnp.concatenate([action[None], past.actions[:-1]])
+    delayed = actions[past.delay] if config.delay[1] else action
+    filtered = config.filter * past.filtered + (1 - config.filter) * delayed
+    return past.replace(actions=actions, filtered=filtered)
 
 
 def controls(robot: Robot, action: jax.Array, config: ActionConfig) -> jax.Array:

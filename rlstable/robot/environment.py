@@ -25,11 +25,11 @@ from rlstable.device.trees import TRAINED_STEPS, Observation, PyTree
 from rlstable.envs.simulator import MjxSimulator, Simulator
 from rlstable.robot import actions, commands, terms
 from rlstable.robot.lists import KEY, Lists, seen_by_critic
-from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Observer, Part
+from rlstable.robot.past import Past
 
-MEMORY = "memory"  # the entry of `info`
+PAST = "memory"  # the entry of `info`; checkpoints hold this name
 _SECONDS_A_PART, _SHARE_OF_RANGE = 2.0, 0.8  # of a course
 
 
@@ -135,7 +135,7 @@ class RobotEnv:
     def motion(self, state: State) -> tuple[jax.Array, jax.Array]:
         """Velocity forward and sideways and turning rate, `[3]`: as commanded, and as the root body moves."""
         linear, angular = self.robot.linear_velocity(state.data), self.robot.angular_velocity(state.data)
-        return state.info[MEMORY].command["velocity"], jnp.stack([linear[0], linear[1], angular[2]])
+        return state.info[PAST].command["velocity"], jnp.stack([linear[0], linear[1], angular[2]])
 
     @property
     def policy_parts(self) -> list[Part]:
@@ -149,45 +149,43 @@ class RobotEnv:
         ctrl = jnp.asarray(self.robot.of_actuators("home"))
         act = jnp.asarray(self.robot.activation, jnp.float32)
         data = self.simulator.start(self.mjx_model, qpos=qpos, qvel=qvel, ctrl=ctrl, act=act)
-        memory = self.first_memory(data, keys[1], keys[2])
-        obs, memory = self._observe(data, memory, jnp.zeros(self.action_size), first=True)
+        past = self.past_at_reset(data, keys[1], keys[2])
+        obs, past = self._observe(data, past, jnp.zeros(self.action_size), first=True)
         zero = jnp.zeros(())
         metrics = {name: zero for name in self._metric_names()}
-        return State(data, obs, zero, zero, metrics, {MEMORY: memory, TRAINED_STEPS: memory.trained})
+        return State(data, obs, zero, zero, metrics, {PAST: past, TRAINED_STEPS: past.trained})
 
     def step(self, state: State, action: jax.Array) -> State:
         config, robot = self.task.actions, self.robot
         action = actions.clipped(action, config)
-        memory = state.info[MEMORY].replace(trained=state.info[TRAINED_STEPS])
-        memory = actions.remembered(memory, action, config)
-        data = self._pushed(state.data, memory)
-        ctrl = actions.controls(robot, memory.filtered, config)
+        past = state.info[PAST].replace(trained=state.info[TRAINED_STEPS])
+        past = actions.remembered(past, action, config)
+        data = self._pushed(state.data, past)
+        ctrl = actions.controls(robot, past.filtered, config)
         data = self.simulator.steps(self.mjx_model, data, ctrl, robot.substeps)
-        memory = self._advanced(data, memory)
+        past = self._advanced(data, past)
         rewarded = {
-            name: self._weights[name] * robot.control_dt * f(robot, data, memory, action)
+            name: self._weights[name] * robot.control_dt * f(robot, data, past, action)
             for name, f in self.lists.rewards.items()
         }
-        ended = {name: f(robot, data, memory, action) for name, f in self.lists.endings.items()}
+        ended = {name: f(robot, data, past, action) for name, f in self.lists.endings.items()}
         done, info = self._done(ended, state.info)
-        memory = self._commanded(memory)
-        obs, memory = self._observe(data, memory, action)
+        past = self._commanded(past)
+        obs, past = self._observe(data, past, action)
         metrics = {f"reward/{name}": x for name, x in rewarded.items()}
         metrics |= {f"ending/{name}": x.astype(jnp.float32) for name, x in ended.items()}
         reward = sum(rewarded.values(), jnp.zeros(()))
-        return state.replace(
-            data=data, obs=obs, reward=reward, done=done, metrics=metrics, info={**info, MEMORY: memory}
-        )
+        return state.replace(data=data, obs=obs, reward=reward, done=done, metrics=metrics, info={**info, PAST: past})
 
     # --- parts of a step
 
-    def first_memory(self, data: PyTree, key: jax.Array, key_command: jax.Array) -> Memory:
-        """The memory at a reset."""
+    def past_at_reset(self, data: PyTree, key: jax.Array, key_command: jax.Array) -> Past:
+        """The past at a reset."""
         robot, config, feet = self.robot, self.task.actions, len(self.robot.feet)
         zeros = jnp.zeros((actions.buffer_length(config), self.action_size))
         key, key_delay = jax.random.split(key)
         names, trained = enumerate(self.lists.commands), jnp.int32(INT32_MAX)
-        memory = Memory(
+        past = Past(
             rng=key,
             steps=jnp.zeros(()),
             command={name: self._drawn(name, jax.random.fold_in(key_command, i), trained) for i, name in names},
@@ -203,74 +201,72 @@ class RobotEnv:
             lags={},
             trained=trained,
         )
-        return self._on_course(memory)
+        return self._on_course(past)
 
     def _drawn(self, name: str, key: jax.Array, trained: jax.Array | int) -> jax.Array:
         command = terms.with_grown(self.lists.commands[name], trained)
         return jnp.asarray(command(self.robot, key), jnp.float32)
 
-    def _pushed(self, data: PyTree, memory: Memory) -> PyTree:
+    def _pushed(self, data: PyTree, past: Past) -> PyTree:
         """The state, with a random horizontal velocity added to the root body every few seconds."""
         pushes = self.task.pushes
         if pushes is None or not self.robot.moves:
             return data
         every = max(1, round(pushes.every / self.dt))
-        due = (memory.steps > 0) & (jnp.mod(memory.steps, every) == 0)
+        due = (past.steps > 0) & (jnp.mod(past.steps, every) == 0)
         # `_commanded` splits the same key, and the parts are the keys that `fold_in` makes with 0, 1, 2 and so on.
-        angle = jax.random.uniform(jax.random.fold_in(memory.rng, 99), maxval=2 * jnp.pi)
-        push = jnp.where(due, terms.grown(pushes.speed, memory.trained), 0.0) * jnp.stack(
+        angle = jax.random.uniform(jax.random.fold_in(past.rng, 99), maxval=2 * jnp.pi)
+        push = jnp.where(due, terms.grown(pushes.speed, past.trained), 0.0) * jnp.stack(
             [jnp.cos(angle), jnp.sin(angle)]
         )
         return data.replace(qvel=self.robot.pushed(data.qvel, push))
 
-    def _advanced(self, data: PyTree, memory: Memory) -> Memory:
-        """The memory after the physics: one step later, with what the feet did."""
-        memory = memory.replace(steps=memory.steps + 1)
+    def _advanced(self, data: PyTree, past: Past) -> Past:
+        """The past after the physics: one step later, with what the feet did."""
+        past = past.replace(steps=past.steps + 1)
         if not self._tracks_feet:
-            return memory
+            return past
         contact, positions = self.robot.foot_contacts(data), self.robot.foot_positions(data)
-        in_air = memory.air_time + self.dt
-        return memory.replace(
+        in_air = past.air_time + self.dt
+        return past.replace(
             contact=contact,
-            landed_after=contact * jnp.where(memory.air_time > 0, in_air, 0.0),
+            landed_after=contact * jnp.where(past.air_time > 0, in_air, 0.0),
             air_time=(1 - contact) * in_air,
-            foot_velocities=(positions - memory.foot_positions) / self.dt,
+            foot_velocities=(positions - past.foot_positions) / self.dt,
             foot_positions=positions,
         )
 
-    def _commanded(self, memory: Memory) -> Memory:
-        """The memory with a new random key, and new commands where they are due.
+    def _commanded(self, past: Past) -> Past:
+        """The past with a new random key, and new commands where they are due.
 
         A reset does not know the steps trained, so that a command with a curriculum is also drawn after the first step.
         """
-        command = dict(memory.command)
-        rng, *keys = jax.random.split(memory.rng, 1 + len(command))
+        command = dict(past.command)
+        rng, *keys = jax.random.split(past.rng, 1 + len(command))
         for key, (name, config) in zip(keys, self.task.commands.items(), strict=True):
             due = jnp.zeros((), bool)
             if config.resample is not None:
-                due |= jnp.mod(memory.steps, max(1, round(config.resample / self.dt))) == 0
+                due |= jnp.mod(past.steps, max(1, round(config.resample / self.dt))) == 0
             if terms.has_curriculum(self.lists.commands[name]):
-                due |= memory.steps == 1
+                due |= past.steps == 1
             elif config.resample is None:
                 continue
-            drawn = self._drawn(name, key, memory.trained)
+            drawn = self._drawn(name, key, past.trained)
             command[name] = jnp.where(due, drawn, command[name])
-        return self._on_course(memory.replace(rng=rng, command=command))
+        return self._on_course(past.replace(rng=rng, command=command))
 
-    def _on_course(self, memory: Memory) -> Memory:
+    def _on_course(self, past: Past) -> Past:
         if self.course is None:
-            return memory
-        part = jnp.mod(memory.steps * self.dt // _SECONDS_A_PART, len(self.course)).astype(int)
-        return memory.replace(command={**memory.command, "velocity": self.course[part]})
+            return past
+        part = jnp.mod(past.steps * self.dt // _SECONDS_A_PART, len(self.course)).astype(int)
+        return past.replace(command={**past.command, "velocity": self.course[part]})
 
-    def _observe(
-        self, data: PyTree, memory: Memory, action: jax.Array, first: bool = False
-    ) -> tuple[Observation, Memory]:
+    def _observe(self, data: PyTree, past: Past, action: jax.Array, first: bool = False) -> tuple[Observation, Past]:
         obs = {}
         for i, (name, observer) in enumerate(self.observers.items()):
-            key = jax.random.fold_in(memory.rng, 100 + i)
-            obs[name], memory = observer.observe(data, memory, action, key, first)
-        return (obs if len(obs) > 1 else obs["state"]), memory
+            key = jax.random.fold_in(past.rng, 100 + i)
+            obs[name], past = observer.observe(data, past, action, key, first)
+        return (obs if len(obs) > 1 else obs["state"]), past
 
     def _done(self, ended: Mapping[str, jax.Array], info: dict[str, PyTree]) -> tuple[jax.Array, dict[str, PyTree]]:
         """Whether the episode ends; an ending by time alone is a truncation."""
@@ -296,14 +292,14 @@ class RobotEnv:
             jax.eval_shape(lambda k, f=full, n=name: terms.called(f"{KEY}.commands.{n}", f, self.robot, k), key)
         ((name, reset),) = self.lists.reset.items()
         jax.eval_shape(lambda k: terms.called(f"{KEY}.reset.{name}", reset, self.robot, k), key)
-        memory = jax.eval_shape(lambda k: self.first_memory(data, k, k), key)
+        past = jax.eval_shape(lambda k: self.past_at_reset(data, k, k), key)
         for observer in self.observers.values():
-            observer.measure(data, memory, zeros)
+            observer.measure(data, past, zeros)
         for kind in ("rewards", "endings"):
             for name, function in getattr(self.lists, kind).items():
                 key_of_term = f"{KEY}.{kind}.{name}"
                 traced = functools.partial(terms.called, key_of_term, function, self.robot, data)
-                shape = getattr(jax.eval_shape(lambda m, f=traced: f(m, zeros), memory), "shape", None)
+                shape = getattr(jax.eval_shape(lambda m, f=traced: f(m, zeros), past), "shape", None)
                 if shape != ():
                     raise ConfigError(f"{key_of_term}: returns shape {shape}; it must return a number")
 

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import mujoco
 
 from rlstable.config.schema import Positive
-from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
+from rlstable.robot.past import Past
 from rlstable.robot.terms import by_name, mirrors, needs
 
 
 @mirrors("joints")
 @needs("joints")
-def joint_positions(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, turning: bool = True) -> jax.Array:
+def joint_positions(robot: Robot, data: Any, past: Past, action: jax.Array, *, turning: bool = True) -> jax.Array:
     """Positions of the joints relative to home; `turning: false` leaves out hinges without limits."""
     kept = [joint for joint in robot.joints if turning or not joint.turns]
     return jnp.stack([data.qpos[joint.qpos] - joint.home for joint in kept]) if kept else jnp.zeros(0)
@@ -24,7 +24,7 @@ def joint_positions(robot: Robot, data: Any, memory: Memory, action: jax.Array, 
 
 @mirrors("directions")
 @needs("joints")
-def joint_directions(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def joint_directions(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """Sines, then cosines, of the hinges without limits, whose angles grow with every turn."""
     angles = [data.qpos[joint.qpos] for joint in robot.joints if joint.turns]
     return jnp.concatenate([jnp.sin(jnp.stack(angles)), jnp.cos(jnp.stack(angles))]) if angles else jnp.zeros(0)
@@ -32,97 +32,97 @@ def joint_directions(robot: Robot, data: Any, memory: Memory, action: jax.Array)
 
 @mirrors("joints")
 @needs("joints")
-def joint_velocities(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def joint_velocities(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """Velocities of the joints."""
     return data.qvel[robot.dof_of_joints]
 
 
 @mirrors("vector")
-def projected_gravity(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def projected_gravity(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """The direction of gravity, in the frame of the root body; (0, 0, -1) if the body is upright."""
     return jnp.asarray(robot.down) @ robot.rotation(data)
 
 
 @mirrors("gyro")
-def gyro(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def gyro(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """Angular velocity of the root body, of its gyro if the model has one there, else in the body's frame."""
     return robot.numbers(data, robot.root_sensor(mujoco.mjtSensor.mjSENS_GYRO))
 
 
 @mirrors("accelerometer")
 @needs("accelerometer")
-def accelerometer(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def accelerometer(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """Acceleration of the root body, of its accelerometer if the model has one there, else in the body's frame."""
     return robot.numbers(data, robot.root_sensor(mujoco.mjtSensor.mjSENS_ACCELEROMETER))
 
 
 @mirrors("vector")
 @needs("base")
-def linear_velocity(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def linear_velocity(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """Velocity of the root body in its own frame, which few robots can measure; useful for the critic."""
     return robot.linear_velocity(data)
 
 
 @mirrors("scalar")
-def height(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def height(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """Height of the root body above the floor."""
     return robot.height(data)[None]
 
 
 @mirrors("action")
-def last_action(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def last_action(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """The newest action of the policy."""
-    return memory.actions[0]
+    return past.actions[0]
 
 
 @mirrors("command")
-def command(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def command(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """All commands, in the order of their names."""
-    values = [memory.command[name] for name in sorted(memory.command)]
+    values = [past.command[name] for name in sorted(past.command)]
     return jnp.concatenate(values) if values else jnp.zeros(0)
 
 
 @mirrors("clock")
-def phase(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, frequency: Positive = 1.5) -> jax.Array:
+def phase(robot: Robot, data: Any, past: Past, action: jax.Array, *, frequency: Positive = 1.5) -> jax.Array:
     """Sine and cosine of a clock with this frequency in hertz, which starts at the reset."""
-    angle = 2 * jnp.pi * frequency * memory.steps * robot.control_dt
+    angle = 2 * jnp.pi * frequency * past.steps * robot.control_dt
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)])
 
 
 @mirrors("site")
-def site_position(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, site: str | None = None) -> jax.Array:
+def site_position(robot: Robot, data: Any, past: Past, action: jax.Array, *, site: str | None = None) -> jax.Array:
     """Position of a site in the world; null is the site farthest from the root."""
     return data.site_xpos[robot.site(site)]
 
 
 @mirrors("site")
 @needs("command pose")
-def site_to_target(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, site: str | None = None) -> jax.Array:
+def site_to_target(robot: Robot, data: Any, past: Past, action: jax.Array, *, site: str | None = None) -> jax.Array:
     """Vector from a site to the position of the command `pose`, in the world."""
-    return memory.command["pose"] - data.site_xpos[robot.site(site)]
+    return past.command["pose"] - data.site_xpos[robot.site(site)]
 
 
 @mirrors("sensor")
-def sensor(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, name: str) -> jax.Array:
+def sensor(robot: Robot, data: Any, past: Past, action: jax.Array, *, name: str) -> jax.Array:
     """The numbers of a sensor of the model."""
     return robot.sensor(data, name)
 
 
 @mirrors("action")
-def activations(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def activations(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """State of each actuator, as of a muscle or of a motor with a lag; 0 for one without a state."""
     return robot.activations(data)
 
 
 @mirrors("contact")
-def contact(robot: Robot, data: Any, memory: Memory, action: jax.Array, *, geoms: tuple[str, ...]) -> jax.Array:
+def contact(robot: Robot, data: Any, past: Past, action: jax.Array, *, geoms: tuple[str, ...]) -> jax.Array:
     """For each named geom, or body, 1 if it touches anything, else 0."""
     return jnp.stack([robot.touches(data, name) for name in geoms])
 
 
 @mirrors("feet")
 @needs("feet")
-def foot_contacts(robot: Robot, data: Any, memory: Memory, action: jax.Array) -> jax.Array:
+def foot_contacts(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """For each foot 1 if it touches anything, else 0."""
     return robot.foot_contacts(data)
 

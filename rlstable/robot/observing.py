@@ -12,8 +12,8 @@ from rlstable.config import ConfigError
 from rlstable.config.robot import ObservationConfig
 from rlstable.device.trees import PyTree
 from rlstable.robot import terms
-from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
+from rlstable.robot.past import Past
 
 
 class Part(NamedTuple):
@@ -47,14 +47,14 @@ class Observer:
         self.parts: list[Part] = []
 
     def observe(
-        self, data: PyTree, memory: Memory, action: jax.Array, key: jax.Array, first: bool
-    ) -> tuple[jax.Array, Memory]:
-        """The vector, and the memory with the newest values; `first` fills the history with the value at the reset."""
-        values, history, lags = [], dict(memory.history), dict(memory.lags)
+        self, data: PyTree, past: Past, action: jax.Array, key: jax.Array, first: bool
+    ) -> tuple[jax.Array, Past]:
+        """The vector, and the past with the newest values; `first` fills the history with the value at the reset."""
+        values, history, lags = [], dict(past.history), dict(past.lags)
         for i, (name, function) in enumerate(self.functions.items()):
             config, at = self._configs[name], f"{self.key}.{name}"
             key_noise, key_lag = jax.random.split(jax.random.fold_in(key, i))
-            value = self._measured(function(self._robot, data, memory, action), config, memory.trained, key_noise)
+            value = self._measured(function(self._robot, data, past, action), config, past.trained, key_noise)
             steps = config.history + config.delay[1]
             if steps == 1:
                 values.append(value)
@@ -63,19 +63,17 @@ class Observer:
                 history[at] = jnp.broadcast_to(value, (steps, *value.shape))
                 lags[at] = jax.random.randint(key_lag, (), config.delay[0], config.delay[1] + 1)
             else:
-                history[at] = jnp.concatenate([value[None], memory.history[at][:-1]])
+                history[at] = jnp.concatenate([value[None], past.history[at][:-1]])
             shown = jax.lax.dynamic_slice_in_dim(history[at], lags[at], config.history)
             values.append(jnp.ravel(shown))
-        return jnp.concatenate(values), memory.replace(history=history, lags=lags)
+        return jnp.concatenate(values), past.replace(history=history, lags=lags)
 
-    def measure(self, data: PyTree, memory: Memory, action: jax.Array) -> None:
+    def measure(self, data: PyTree, past: Past, action: jax.Array) -> None:
         """Finds the sizes of all terms; raises ConfigError for a term that fails or returns no vector."""
         self.parts = []
         for name, function in self.functions.items():
             key = f"{self.key}.{name}"
-            shape = jax.eval_shape(
-                lambda m, f=function, k=key: terms.called(k, f, self._robot, data, m, action), memory
-            )
+            shape = jax.eval_shape(lambda m, f=function, k=key: terms.called(k, f, self._robot, data, m, action), past)
             if len(getattr(shape, "shape", ())) != 1:
                 raise ConfigError(f"{key}: returns shape {getattr(shape, 'shape', None)}; it must return a vector")
             self.parts.append(Part(name, int(shape.shape[0]), self._configs[name]))

@@ -12,7 +12,7 @@ _INTRODUCTION = """# Terms of a robot's task
 
 [Your robot](your_robot.md) shows how to use these terms.
 
-A term is a function `(robot, data, memory, action)`; a command or a reset is a function `(robot, key)`. The parameters
+A term is a function `(robot, data, past, action)`; a command or a reset is a function `(robot, key)`. The parameters
 stand beside the term: `+env.task.rewards.height.width=0.2`. A list takes functions of your own, too:
 `+env.task.rewards.lean={term: "my_package.my_module:lean", weight: -0.1}`.
 """

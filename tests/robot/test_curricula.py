@@ -21,7 +21,7 @@ from rlstable.config.schema import INT32_MAX
 from rlstable.device.trees import TRAINED_STEPS
 from rlstable.envs.load import load as load_env
 from rlstable.policy.saved_run import open_run
-from rlstable.robot.environment import MEMORY
+from rlstable.robot.environment import PAST
 from rlstable.runner.loop import TrainingLoop
 from rlstable.train import main
 
@@ -55,14 +55,14 @@ def test_range_moves_linearly_from_start_to_end(share: float, expected: tuple[fl
 
 @pytest.mark.parametrize(("trained", "low", "high"), [(0, 0.0, 0.2), (500, 1.0, 1.6), (5000, 2.0, 3.0)])
 def test_command_is_drawn_from_the_range_of_the_steps_trained(trained: int, low: float, high: float) -> None:
-    forward = float(after_steps(trained, 1, "robot_velocity", FORWARD, *OTHERS)[1].info[MEMORY].command["velocity"][0])
+    forward = float(after_steps(trained, 1, "robot_velocity", FORWARD, *OTHERS)[1].info[PAST].command["velocity"][0])
     assert low <= forward <= high
 
 
 def test_command_outside_of_training_has_the_last_range() -> None:
     first = programs("robot_velocity", FORWARD, *OTHERS)[0](jax.random.PRNGKey(1))
     assert int(first.info[TRAINED_STEPS]) == INT32_MAX
-    assert 2.0 <= float(first.info[MEMORY].command["velocity"][0]) <= 3.0
+    assert 2.0 <= float(first.info[PAST].command["velocity"][0]) <= 3.0
 
 
 def test_noise_grows_with_the_steps_trained() -> None:

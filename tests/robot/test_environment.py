@@ -15,7 +15,7 @@ from rlstable.envs.interface import check
 from rlstable.envs.load import load
 from rlstable.robot import commands
 from rlstable.robot.actions import controls
-from rlstable.robot.environment import MEMORY
+from rlstable.robot.environment import PAST
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -63,7 +63,7 @@ def test_delayed_action_reaches_the_actuator_later() -> None:
 
 def test_delay_is_drawn_from_its_range_for_each_episode() -> None:
     _, reset, _ = programs("robot_swingup", "cart_pole", "env.task.actions.delay=[1, 3]")
-    drawn = {int(reset(jax.random.PRNGKey(seed)).info[MEMORY].delay) for seed in range(20)}
+    drawn = {int(reset(jax.random.PRNGKey(seed)).info[PAST].delay) for seed in range(20)}
     assert drawn == {1, 2, 3}
 
 
@@ -123,7 +123,7 @@ COMMAND = f"+env.task.commands.velocity={{{RANGES}}}"
 
 def test_command_is_drawn_within_its_ranges_and_again_when_due() -> None:
     states = played("robot", "hopper", COMMAND, actions=[0.0] * 4)
-    drawn = np.array([state.info[MEMORY].command["velocity"] for state in states])
+    drawn = np.array([state.info[PAST].command["velocity"] for state in states])
     assert ((drawn >= [0.5, -0.1, 0]) & (drawn <= [1.0, 0.1, 0])).all()
     changed = (np.abs(np.diff(drawn, axis=0)).sum(axis=1) > 0).tolist()
     assert changed == [False, True, False, True]  # every second step of 0.02 s
@@ -156,7 +156,7 @@ def test_direction_of_a_push_does_not_follow_from_the_command_of_the_same_step()
         after = step(state, jnp.zeros(env.action_size))
         push = after.data.qvel[:2] - state.data.qvel[:2]
         angle = float(jnp.arctan2(push[1], push[0]) / (2 * jnp.pi)) % 1.0
-        found.append((angle, float(after.info[MEMORY].command["velocity"][0])))
+        found.append((angle, float(after.info[PAST].command["velocity"][0])))
     angles, forward = np.array(found).T
     assert np.abs(angles - forward).max() > 0.2
 
@@ -212,8 +212,8 @@ def test_course_asks_for_the_same_velocities_in_every_episode_and_leaves_trainin
     step, asked = jax.jit(course.step), []
     for seed, steps in ((0, 0), (1, 99), (2, 199), (3, 299), (4, 399), (5, 499)):
         state = course.reset(jax.random.PRNGKey(seed))
-        memory = state.info[MEMORY].replace(steps=jnp.float32(steps))
-        state = step(state.replace(info={**state.info, MEMORY: memory}), jnp.zeros(env.action_size))
+        past = state.info[PAST].replace(steps=jnp.float32(steps))
+        state = step(state.replace(info={**state.info, PAST: past}), jnp.zeros(env.action_size))
         command, moved = course.motion(state)
         np.testing.assert_array_equal(command, state.obs["state"][-3:])  # as the policy sees it
         assert moved.shape == (3,)
@@ -222,7 +222,7 @@ def test_course_asks_for_the_same_velocities_in_every_episode_and_leaves_trainin
     expected = [np.zeros(3), forward, turn, sideways, np.diag(0.8 * low)[0], np.zeros(3)]  # and again from the start
     np.testing.assert_allclose(asked, expected, rtol=1e-6)
     assert env.course is None and course is not env
-    assert float(jnp.abs(env.reset(jax.random.PRNGKey(0)).info[MEMORY].command["velocity"]).max()) > 0
+    assert float(jnp.abs(env.reset(jax.random.PRNGKey(0)).info[PAST].command["velocity"]).max()) > 0
 
 
 def test_training_can_use_every_ready_task() -> None:

@@ -55,7 +55,7 @@ def stepped(robot: Robot, engine: str) -> Any:
 
 
 def assert_same_as_in_c_mujoco(engine: str, term: Any, case: Case) -> None:
-    arguments = moment(case.robot, **(case.memory or {}))
+    arguments = moment(case.robot, **(case.past or {}))
     mine, other = (
         np.asarray(term(*arguments._replace(data=stepped(case.robot, each)), **(case.parameters or {})))
         for each in (engine, "C MuJoCo")

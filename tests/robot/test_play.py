@@ -22,7 +22,7 @@ from commands import ROOT, exit_code
 from exported import Exported, exported, file_of
 
 from rlstable import play
-from rlstable.robot.environment import MEMORY
+from rlstable.robot.environment import PAST
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 WALK = (
@@ -75,9 +75,9 @@ def loop_of(made: Exported, model: str, **arguments: Any) -> play.Loop:
 def started(made: Exported, model: str, seed: int) -> tuple[Any, play.Loop]:
     """A first state of training, and the loop in this state with the delay and the commands of its episode."""
     state = jax.jit(made.env.reset)(jax.random.PRNGKey(seed))
-    memory = state.info[MEMORY]
-    command = np.concatenate([[], *(memory.command[name] for name in sorted(memory.command))])
-    loop = loop_of(made, model, command=command.tolist(), delay=int(memory.delay))
+    past = state.info[PAST]
+    command = np.concatenate([[], *(past.command[name] for name in sorted(past.command))])
+    loop = loop_of(made, model, command=command.tolist(), delay=int(past.delay))
     loop.reset(np.asarray(state.data.qpos), np.asarray(state.data.qvel))
     return state, loop
 
@@ -98,7 +98,7 @@ def test_exported_loop_acts_as_training_in_every_step_of_an_episode(
         actions.append(np.asarray(made.policy.act(state.obs)))
         state = step(state, actions[-1])
         loop.step()
-        np.testing.assert_allclose(loop.actions[0], state.info[MEMORY].actions[0], atol=1e-5)
+        np.testing.assert_allclose(loop.actions[0], state.info[PAST].actions[0], atol=1e-5)
         np.testing.assert_allclose(loop.data.ctrl, state.data.ctrl, atol=1e-5)
         np.testing.assert_allclose(loop.data.qpos, state.data.qpos, atol=1e-5)
     assert np.std(actions, axis=0).mean() > 0.02  # the policy reacts to what it sees

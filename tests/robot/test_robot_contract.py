@@ -178,7 +178,7 @@ def test_metadata_separate_flat_lists_by_commas_and_are_json_otherwise(tmp_path:
 # --- the command
 
 
-def lean(robot: Any, data: Any, memory: Any, action: Any) -> Any:
+def lean(robot: Any, data: Any, past: Any, action: Any) -> Any:
     """A term of the user's own."""
     return robot.rotation(data)[2, :1]
 

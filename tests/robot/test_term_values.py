@@ -18,7 +18,7 @@ WEIGHT = 1.1 * 9.81  # of the cart-pole, in newtons
 
 
 class Case(NamedTuple):
-    """The value of a term, on a robot in a state, with its parameters and parts of the memory."""
+    """The value of a term, on a robot in a state, with its parameters and parts of the past."""
 
     expected: Any
     robot: Robot = QUADRUPED
@@ -26,7 +26,7 @@ class Case(NamedTuple):
     qpos: Any = None
     qvel: Any = None
     ctrl: Any = None
-    memory: dict[str, Any] | None = None
+    past: dict[str, Any] | None = None
 
 
 def trunk(*velocities: float) -> np.ndarray:
@@ -52,19 +52,19 @@ OBSERVATIONS = {
     "accelerometer": Case([0.0, 0.0, 0.0], qpos=lifted(1.0)),  # in free fall
     "linear_velocity": Case([1.0, 3.0, -2.0], qpos=ON_SIDE, qvel=trunk(1, 2, 3)),
     "height": Case([HOME_HEIGHT + 1.0], qpos=lifted(1.0)),
-    "last_action": Case([3.0], CART_POLE, memory=TWO_ACTIONS),
-    "command": Case([1.0, 0.0, 0.5], memory=FORWARD),
-    "phase": Case([1.0, 0.0], parameters={"frequency": 2.5}, memory={"steps": 5.0}),  # a quarter of a turn
+    "last_action": Case([3.0], CART_POLE, past=TWO_ACTIONS),
+    "command": Case([1.0, 0.0, 0.5], past=FORWARD),
+    "phase": Case([1.0, 0.0], parameters={"frequency": 2.5}, past={"steps": 5.0}),  # a quarter of a turn
     "site_position": Case([0.0, 0.0, 1.05], ARM),
-    "site_to_target": Case([0.1, 0.0, -0.05], ARM, memory={"command": {"pose": np.array([0.1, 0.0, 1.0])}}),
+    "site_to_target": Case([0.1, 0.0, -0.05], ARM, past={"command": {"pose": np.array([0.1, 0.0, 1.0])}}),
     "sensor": Case([1.0], ARM, {"name": "elbow angle"}, qpos=[0.0, 1.0]),
     "activations": Case([0.0], SLOW),
     "contact": Case([0.0, 1.0], parameters=GEOMS, qpos=lifted(-0.002)),
     "foot_contacts": Case([0.0, 0.0, 0.0, 0.0], qpos=lifted(1.0)),
 }
 REWARDS = {
-    "track_linear_velocity": Case(np.exp(-1), qpos=lifted(1.0), qvel=trunk(1, 0.5, 7), memory=FORWARD),
-    "track_angular_velocity": Case(np.exp(-1), qpos=lifted(1.0), qvel=trunk(0, 0, 0, 2, 2, 1), memory=FORWARD),
+    "track_linear_velocity": Case(np.exp(-1), qpos=lifted(1.0), qvel=trunk(1, 0.5, 7), past=FORWARD),
+    "track_angular_velocity": Case(np.exp(-1), qpos=lifted(1.0), qvel=trunk(0, 0, 0, 2, 2, 1), past=FORWARD),
     "vertical_velocity": Case(4.0, qpos=lifted(1.0), qvel=trunk(1, 1, 2)),
     "rolling": Case(0.05, qpos=lifted(1.0), qvel=trunk(0, 0, 0, 0.1, 0.2, 3)),
     "upright": Case(0.5, qpos=ON_SIDE),
@@ -73,26 +73,26 @@ REWARDS = {
     "alive": Case(1.0),
     "energy": Case(10.0 * 0.5 * 2.0 / WEIGHT, CART_POLE, qvel=[2.0, 5.0], ctrl=[0.5]),
     "torque": Case(0.25, CART_POLE, ctrl=[0.5]),
-    "action_rate": Case(4.0, CART_POLE, memory=TWO_ACTIONS),
+    "action_rate": Case(4.0, CART_POLE, past=TWO_ACTIONS),
     "joint_limits": Case(0.08, CART_POLE, qpos=[1.7, 9.0]),
     "pose": Case(np.exp(-2), ARM, qpos=[0.0, 1.0]),
     "joint_speed": Case(12.5, CART_POLE, qvel=[3.0, 4.0]),
-    "short_steps": Case(5.0, memory={**FORWARD, "landed_after": np.array([0.05, 0.3, 0, 0])}),  # 0.1 s in 0.02 s
+    "short_steps": Case(5.0, past={**FORWARD, "landed_after": np.array([0.05, 0.3, 0, 0])}),  # 0.1 s in 0.02 s
     "slip": Case(
         26.0,
-        memory={
+        past={
             "contact": np.array([1, 0, 0, 1.0]),
             "foot_velocities": np.array([[3, 4, 9], [5, 5, 5], [0] * 3, [1, 0, 0.0]]),
         },
     ),
-    "reach": Case(np.exp(-1), ARM, memory={"command": {"pose": np.array([0.0, 0.0, 0.95])}}),
+    "reach": Case(np.exp(-1), ARM, past={"command": {"pose": np.array([0.0, 0.0, 0.95])}}),
     "contact": Case(1.0, parameters=GEOMS, qpos=lifted(-0.002)),
 }  # fmt: skip
 ENDINGS = {
     "fallen": Case(True, parameters={"angle": 89.0}, qpos=ON_SIDE),
     "too_low": Case(True, qpos=lifted(-0.2)),
     "contact": Case(True, parameters=GEOMS, qpos=lifted(-0.002)),
-    "time": Case(True, parameters={"seconds": 2.0}, memory={"steps": 100.0}),
+    "time": Case(True, parameters={"seconds": 2.0}, past={"steps": 100.0}),
 }
 LISTS = ((observations.TERMS, OBSERVATIONS), (rewards.TERMS, REWARDS), (endings.TERMS, ENDINGS))
 CASES = [
@@ -103,7 +103,7 @@ CASES = [
 
 
 def value(term: Any, case: Case) -> np.ndarray:
-    arguments = moment(case.robot, case.qpos, case.qvel, case.ctrl, **(case.memory or {}))
+    arguments = moment(case.robot, case.qpos, case.qvel, case.ctrl, **(case.past or {}))
     return np.asarray(term(*arguments, **(case.parameters or {})))
 
 
@@ -121,7 +121,7 @@ UNMET = {
     "fallen": Case(False, parameters={"angle": 91.0}, qpos=ON_SIDE),
     "too_low": Case(False, qpos=lifted(-0.1)),
     "contact": Case(False, parameters={"geoms": ("trunk",)}, qpos=lifted(-0.002)),
-    "time": Case(False, parameters={"seconds": 2.0}, memory={"steps": 99.0}),
+    "time": Case(False, parameters={"seconds": 2.0}, past={"steps": 99.0}),
 }
 
 
@@ -162,11 +162,11 @@ def test_gyro_of_a_model_without_one_is_that_of_the_root_body() -> None:
 
 def test_short_steps_cost_nothing_if_the_command_is_to_stand() -> None:
     still = {"command": {"velocity": np.zeros(3)}, "landed_after": np.array([0.05, 0, 0, 0])}
-    assert value(rewards.short_steps, Case(0.0, memory=still)) == 0
+    assert value(rewards.short_steps, Case(0.0, past=still)) == 0
 
 
 @pytest.mark.parametrize("trained, lacks", [(0, 0.0), (500_000, 0.025), (2_000_000, 0.1)])
 def test_target_of_short_steps_may_grow_with_the_steps_trained(trained: int, lacks: float) -> None:
-    memory = {**FORWARD, "landed_after": np.array([0.05, 0.3, 0, 0]), "trained": np.int32(trained)}
-    case = Case(lacks / 0.02, memory=memory, parameters={"target": Curriculum(0.0, 0.15, 1_000_000)})
+    past = {**FORWARD, "landed_after": np.array([0.05, 0.3, 0, 0]), "trained": np.int32(trained)}
+    case = Case(lacks / 0.02, past=past, parameters={"target": Curriculum(0.0, 0.15, 1_000_000)})
     np.testing.assert_allclose(value(rewards.short_steps, case), case.expected, rtol=1e-5)

@@ -15,16 +15,16 @@ from rlstable.io.private_folder import code_named
 from rlstable.robot import commands, endings, observations, resets, rewards, terms
 
 
-def lean(robot: Any, data: Any, memory: Any, action: Any, *, gain: float = 2.0) -> jax.Array:
+def lean(robot: Any, data: Any, past: Any, action: Any, *, gain: float = 2.0) -> jax.Array:
     """A term of the user."""
     return gain * robot.rotation(data)[2, 0]
 
 
-def vector(robot: Any, data: Any, memory: Any, action: Any) -> jax.Array:
+def vector(robot: Any, data: Any, past: Any, action: Any) -> jax.Array:
     return jnp.zeros(3)
 
 
-def broken(robot: Any, data: Any, memory: Any, action: Any) -> jax.Array:
+def broken(robot: Any, data: Any, past: Any, action: Any) -> jax.Array:
     raise KeyError("speed")
 
 

@@ -15,9 +15,9 @@ from rlstable.device.reflection import Mirror, Reflection
 from rlstable.robot import actions, terms
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.lists import KEY
-from rlstable.robot.memory import Memory
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Observer
+from rlstable.robot.past import Past
 from rlstable.robot.symmetry.pairs import VECTOR, Pairs, refused
 from rlstable.robot.symmetry.rules import SHARE_OF_STEP, Rules, largest
 
@@ -107,21 +107,21 @@ def _stepped(robot: Robot, state: _State) -> np.ndarray:
     return np.array(data.qvel)
 
 
-_Moment = tuple[Any, Memory, jax.Array]
+_Moment = tuple[Any, Past, jax.Array]
 
 
 def _moments(
     env: RobotEnv, pairs: Pairs, commands: Mapping[str, Reflection], state: _State, image: _State, random: Random
 ) -> tuple[_Moment, _Moment]:
-    """The arguments of terms in a state, with a random memory, and in its mirror image."""
+    """The arguments of terms in a state, with a random past, and in its mirror image."""
     robot, count = env.robot, len(env.robot.feet)
 
     def drawn(*shape: int) -> np.ndarray:
         return random.uniform(-1, 1, shape).astype(np.float32)
 
     key = jax.random.PRNGKey(0)
-    shapes = jax.eval_shape(lambda k: env.first_memory(state.data, k, k), key)
-    memory = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes).replace(
+    shapes = jax.eval_shape(lambda k: env.past_at_reset(state.data, k, k), key)
+    past = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes).replace(
         command={name: drawn(len(reflection.order)) for name, reflection in commands.items()},
         actions=drawn(*shapes.actions.shape),
         contact=np.asarray(robot.foot_contacts(state.data)),
@@ -130,16 +130,16 @@ def _moments(
         foot_positions=np.asarray(robot.foot_positions(state.data)),
         foot_velocities=drawn(count, 3),
     )
-    mirrored = memory.replace(
-        command={name: commands[name](x) for name, x in memory.command.items()},
-        actions=pairs.actuators(memory.actions),
+    mirrored = past.replace(
+        command={name: commands[name](x) for name, x in past.command.items()},
+        actions=pairs.actuators(past.actions),
         contact=np.asarray(robot.foot_contacts(image.data)),
-        air_time=memory.air_time[pairs.feet],
-        landed_after=memory.landed_after[pairs.feet],
+        air_time=past.air_time[pairs.feet],
+        landed_after=past.landed_after[pairs.feet],
         foot_positions=np.asarray(robot.foot_positions(image.data)),
-        foot_velocities=VECTOR(memory.foot_velocities[pairs.feet]),
+        foot_velocities=VECTOR(past.foot_velocities[pairs.feet]),
     )
-    here, there = jax.tree.map(jnp.asarray, (memory, mirrored))  # JAX's arrays, as in training
+    here, there = jax.tree.map(jnp.asarray, (past, mirrored))  # JAX's arrays, as in training
     return (state.data, here, here.actions[0]), (image.data, there, there.actions[0])
 
 

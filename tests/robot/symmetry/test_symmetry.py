@@ -107,9 +107,9 @@ def test_observation_of_the_mirrored_state_is_the_mirrored_observation_after_man
     assert own is not None
     step = jax.jit(env.step)
     one = jax.jit(env.reset)(jax.random.PRNGKey(0))
-    memory = one.info["memory"]
-    command = {name: x * jnp.array([1.0, -1.0, -1.0]) for name, x in memory.command.items()}
-    other = one.replace(info={**one.info, "memory": memory.replace(command=command)})
+    past = one.info["memory"]
+    command = {name: x * jnp.array([1.0, -1.0, -1.0]) for name, x in past.command.items()}
+    other = one.replace(info={**one.info, "memory": past.replace(command=command)})
     keys = jax.random.split(jax.random.PRNGKey(1), 20)
     for key in keys:
         action = jax.random.uniform(key, (12,), minval=-1, maxval=1)
@@ -225,8 +225,8 @@ def test_run_says_why_it_does_not_learn_from_mirror_images(tmp_path: Path, quick
     )
 
 
-def size_of_actions(robot: Any, data: Any, memory: Any, action: jax.Array) -> jax.Array:
-    return (memory.actions.at[0].set(0.0) ** 2).sum()
+def size_of_actions(robot: Any, data: Any, past: Any, action: jax.Array) -> jax.Array:
+    return (past.actions.at[0].set(0.0) ** 2).sum()
 
 
 def test_term_that_needs_the_arrays_of_jax_has_a_mirror_image() -> None:
@@ -237,17 +237,17 @@ def test_term_that_needs_the_arrays_of_jax_has_a_mirror_image() -> None:
     assert own is not None and why is None
 
 
-def lean(robot: Any, data: Any, memory: Any, action: jax.Array) -> jax.Array:
+def lean(robot: Any, data: Any, past: Any, action: jax.Array) -> jax.Array:
     return -robot.rotation(data)[2, :2]
 
 
 @mirrors("vector")
-def down(robot: Any, data: Any, memory: Any, action: jax.Array) -> jax.Array:
+def down(robot: Any, data: Any, past: Any, action: jax.Array) -> jax.Array:
     return -robot.rotation(data)[2]
 
 
 @mirrors("scalar")
-def wrong(robot: Any, data: Any, memory: Any, action: jax.Array) -> jax.Array:
+def wrong(robot: Any, data: Any, past: Any, action: jax.Array) -> jax.Array:
     return -robot.rotation(data)[2]
 
 

@@ -1,4 +1,4 @@
-"""The memory of one environment: all that a term may read of the past."""
+"""The past of one environment: what terms may read beside its present physics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flax import struct
 from rlstable.config.schema import INT32_MAX
 
 
-class Memory(struct.PyTreeNode):
+class Past(struct.PyTreeNode):
     """The values that one environment keeps from step to step, in `info`, which resets and resumes restore.
 
     Attributes:
