@@ -227,16 +227,16 @@ def _pass_over(seed: Seed, decision: Decision) -> None:
 
 def _record_incident(seed: Seed, slot: Slot, bad: bool) -> None:
     """Writes the environments captured in this iteration if any went bad, and empties the slots if that is due."""
-    host, at, memory = seed.host, seed.host.logged_iteration, seed.host.incidents
+    host, at, incidents = seed.host, seed.host.logged_iteration, seed.host.incidents
     if bad and seed.incidents.wanted(at):
         num_envs = seed.state.env_state.done.shape[0]
         captured = jax.device_get(sharding.gathered(slot))
 
         def write() -> int:
             seed.incidents.write(captured, host.iteration, at, seed.level._asdict(), num_envs)
-            return memory.count
+            return incidents.count
 
-        memory.count, memory.last = hosts.from_writer("incidents", write), at
+        incidents.count, incidents.last = hosts.from_writer("incidents", write), at
     if seed.incidents.opens_after(at):
         empty = sharding.place(np.zeros(slot.taken.shape, bool), seed.programs.mesh, sharding.SPLIT)
         seed.state = dataclasses.replace(seed.state, incident=dataclasses.replace(slot, taken=empty))

@@ -10,11 +10,11 @@ import jax
 
 from rlstable.compilation.host_keys import fold_in, keys_of_seed
 from rlstable.config import Config, ConfigError
-from rlstable.supervise.incident import IncidentMemory
+from rlstable.supervise.incident import IncidentState
 from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.recovery import Attempts
-from rlstable.supervise.return_watch import WatchMemory
-from rlstable.supervise.tally import SignMemory, Tally
+from rlstable.supervise.return_watch import WatchState
+from rlstable.supervise.tally import SignState, Tally
 
 ROWS = 2000  # at the configured interval
 _NO_ITERATION = 2**32 - 1  # no run has so many iterations
@@ -22,7 +22,7 @@ _NO_ITERATION = 2**32 - 1  # no run has so many iterations
 
 @dataclasses.dataclass
 class HostState:
-    """Counts and memories of a seed on the host; saved with the training state. Rolled back iterations do not count."""
+    """Counts and watchers of a seed on the host; saved with the training state. Rolled back iterations do not count."""
 
     iteration: int = 0  # iterations done
     step: int = 0  # environment steps trained; valid after the training state is donated
@@ -40,9 +40,9 @@ class HostState:
     wandb_run_id: str | None = None  # of Weights & Biases, for a resume
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
     plan: MemoryPlan = dataclasses.field(default_factory=MemoryPlan)
-    incidents: IncidentMemory = dataclasses.field(default_factory=IncidentMemory)
-    watch: WatchMemory = dataclasses.field(default_factory=WatchMemory)
-    signs: SignMemory = dataclasses.field(default_factory=SignMemory)
+    incidents: IncidentState = dataclasses.field(default_factory=IncidentState)
+    watch: WatchState = dataclasses.field(default_factory=WatchState)
+    signs: SignState = dataclasses.field(default_factory=SignState)
     tally: Tally = dataclasses.field(default_factory=Tally)
 
     @property
@@ -65,7 +65,7 @@ class HostState:
         kinds: dict[str, Any] = {
             "attempts": Attempts,
             "plan": MemoryPlan,
-            "incidents": IncidentMemory,
+            "incidents": IncidentState,
             "tally": Tally,
         }
         try:
@@ -73,7 +73,7 @@ class HostState:
             for name, kind in kinds.items():
                 _require_fields(kind, saved[name])
             parts = {name: kind(**saved[name]) for name, kind in kinds.items()}
-            parts |= {"watch": WatchMemory.of(saved["watch"]), "signs": SignMemory.of(saved["signs"])}
+            parts |= {"watch": WatchState.of(saved["watch"]), "signs": SignState.of(saved["signs"])}
             return cls(**saved | parts)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ConfigError(

@@ -22,9 +22,9 @@ from rlstable.runner.host_state import HostState
 from rlstable.runner.programs import Programs
 from rlstable.runner.saving import Saving
 from rlstable.supervise.memory import MemoryPlan
-from rlstable.supervise.return_watch import WatchMemory
+from rlstable.supervise.return_watch import WatchState
 from rlstable.supervise.snapshots import NAMES, SavedState, template
-from rlstable.supervise.tally import SignMemory
+from rlstable.supervise.tally import SignState
 
 # Settings that a memory plan depends on; if one of them changed, the plan is made again.
 _PLANNED_FOR = (
@@ -83,8 +83,8 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
     saving.steps[host.logged_iteration] = host.logged_step
     if scored_by(old) != scored_by(new):
         host.best_return, host.last_return = None, None
-        host.watch = WatchMemory(collapses=host.watch.collapses)
-        host.signs = SignMemory(records=host.signs.records, episodes=host.signs.episodes)
+        host.watch = WatchState(collapses=host.watch.collapses)
+        host.signs = SignState(records=host.signs.records, episodes=host.signs.episodes)
         snapshots.best.clear()
         snapshots.candidate.clear()
     if enabled and snapshots.last_good.empty:

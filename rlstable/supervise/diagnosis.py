@@ -20,7 +20,7 @@ from rlstable.config.run import EnvConfig
 from rlstable.config.supervise import Remedy
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.stop_reasons import StopReason
-from rlstable.supervise.tally import SAMPLES, SignMemory, SignRecord, Tally
+from rlstable.supervise.tally import SAMPLES, SignRecord, SignState, Tally
 
 Row = Mapping[str, Any]  # metrics of one iteration or evaluation, and the numbers of `_of_iteration`
 
@@ -225,32 +225,32 @@ def _of_iteration(metrics: Row, iteration: int, ppo: PPOConfig, episode_length: 
     }
 
 
-def _of_evaluation(metrics: Row, memory: SignMemory, before: float, episodes: int, steps: int, repeat: int) -> Row:
+def _of_evaluation(metrics: Row, state: SignState, before: float, episodes: int, steps: int, repeat: int) -> Row:
     """A row: the metrics of an evaluation, and the numbers that signs derive from them and from earlier rows."""
-    value = memory.last_return or 0.0
+    value = state.last_return or 0.0
     deviation = _number(metrics, "eval/episode_reward_std") or 0.0
     length = _number(metrics, "eval/avg_episode_length") or 0.0
-    is_comparable = memory.training_return is not None and length <= _LONGER * memory.training_length
+    is_comparable = state.training_return is not None and length <= _LONGER * state.training_length
     # Variance of one training episode, from the episodes of an iteration.
-    variance = memory.training_variance * steps / max(memory.training_length, 1.0)
+    variance = state.training_variance * steps / max(state.training_length, 1.0)
     return {
         **metrics,
         "last": value,
         "before": before,
         "last_two": (before + value) / 2.0,
-        "first": memory.first_return,
-        "best": memory.best_return if memory.best_return is not None else value,
+        "first": state.first_return,
+        "best": state.best_return if state.best_return is not None else value,
         "error": deviation / math.sqrt(episodes),
         "length": length,
         "plain_length": _plain(length),
-        "longest": memory.longest,
-        "shortened": length / memory.longest if memory.longest else None,
+        "longest": state.longest,
+        "shortened": length / state.longest if state.longest else None,
         "first_step": 1.01 * repeat,
-        "steps_per_episode": memory.steps_per_episode,
+        "steps_per_episode": state.steps_per_episode,
         "comparable": value if is_comparable else None,
-        "training": memory.training_return,
+        "training": state.training_return,
         "training_error": math.sqrt((deviation**2 + variance) / episodes),
-        "range": (memory.greatest_return or 0.0) - (memory.lowest_return or 0.0),
+        "range": (state.greatest_return or 0.0) - (state.lowest_return or 0.0),
     }
 
 
@@ -286,37 +286,37 @@ class Signs:
         self._episodes = episodes  # of an evaluation
         self._event = event
 
-    def record_iteration(self, memory: SignMemory, iteration: int, step: int, metrics: Row) -> None:
+    def record_iteration(self, state: SignState, iteration: int, step: int, metrics: Row) -> None:
         """Tests the metrics of a healthy iteration; `iteration` counts from 1."""
         if not self._signs:
             return
-        episodes = metrics.get("training/episodes", memory.episodes)
-        ended, memory.episodes = episodes - memory.episodes, episodes
-        memory.steps_per_episode = self._steps / ended if ended > 0 else None
+        episodes = metrics.get("training/episodes", state.episodes)
+        ended, state.episodes = episodes - state.episodes, episodes
+        state.steps_per_episode = self._steps / ended if ended > 0 else None
         mean_return, length = _number(metrics, "episode/sum_reward"), _number(metrics, "episode/length")
-        memory.longest = max(memory.longest, length or 0.0)
+        state.longest = max(state.longest, length or 0.0)
         if mean_return is not None and length is not None and iteration > _FIRST:
-            memory.add_training(mean_return, length)
+            state.add_training(mean_return, length)
         row = _of_iteration(metrics, iteration, self._ppo, self._env.episode_length)
-        self._record(memory, step, row, of_evaluations=False)
+        self._record(state, step, row, of_evaluations=False)
 
-    def record_evaluation(self, memory: SignMemory, step: int, metrics: Row) -> None:
+    def record_evaluation(self, state: SignState, step: int, metrics: Row) -> None:
         value = _number(metrics, "eval/episode_reward")
         if value is None or not self._signs:
             return
-        before = value if memory.last_return is None else memory.last_return
-        memory.add_evaluation(value)
+        before = value if state.last_return is None else state.last_return
+        state.add_evaluation(value)
         about = self._episodes, self._steps, self._env.action_repeat
-        self._record(memory, step, _of_evaluation(metrics, memory, before, *about), of_evaluations=True)
+        self._record(state, step, _of_evaluation(metrics, state, before, *about), of_evaluations=True)
 
-    def _record(self, memory: SignMemory, step: int, row: Row, of_evaluations: bool) -> None:
+    def _record(self, state: SignState, step: int, row: Row, of_evaluations: bool) -> None:
         for sign in self._signs:
             value = _number(row, sign.value) if sign.of_evaluations is of_evaluations else None
             if value is None:
                 continue
             hit = sign.is_hit(value, row)
-            if hit or sign.name in memory.records:
-                record = memory.records.setdefault(sign.name, SignRecord())
+            if hit or sign.name in state.records:
+                record = state.records.setdefault(sign.name, SignRecord())
                 self._update(sign, record, step, row, value if hit else None)
 
     def _update(self, sign: Sign, record: SignRecord, step: int, row: Row, hit: float | None) -> None:
@@ -446,7 +446,7 @@ _NAMED = 2  # guards, and limiters, that are named
 def advice(cause: StopReason, attempts: Attempts, signs: Mapping[str, Mapping[str, Any]], tally: Tally) -> str:
     """Advice after a failed run: remedies that failed, the most active limiters, and settings that might help.
 
-    `signs` are the logged signs, `SignMemory.logged`.
+    `signs` are the logged signs, `SignState.logged`.
     """
     tried = Counter(str(Remedy.model_validate(attempt["remedy"])) for attempt in attempts.recent)
     listed = ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in tried.items())

@@ -43,8 +43,8 @@ _IN_ORDER = ("ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos
 
 
 @dataclasses.dataclass
-class IncidentMemory:
-    """Memory of incidents as plain JSON, saved with the run."""
+class IncidentState:
+    """Count of the written incidents as plain JSON, saved with the run."""
 
     count: int = 0
     last: int | None = None  # iteration of the last incident, rolled back iterations included
@@ -72,7 +72,7 @@ def limits_of(guards: GuardsConfig) -> QuarantineConfig:
 class Incidents:
     """Writes captured environments: at most one per device and window of iterations, and `keep` in the whole run.
 
-    `causes` are the names of the flags of a slot, `guard/cause` each. `memory` is changed in place.
+    `causes` are the names of the flags of a slot, `guard/cause` each. `state` is changed in place.
     """
 
     def __init__(
@@ -81,24 +81,24 @@ class Incidents:
         config: Config,
         causes: list[str],
         versions: Mapping[str, str],
-        memory: IncidentMemory,
+        state: IncidentState,
         event: Callable[..., None],
     ):
         self._folder = run_dir / "incidents"
         self._config = config
         self._causes = causes
         self._versions = versions
-        self._memory = memory
+        self._state = state
         self._event = event
 
     def wanted(self, at: int) -> bool:
         """Whether to write the environments captured in an iteration; `at` includes rolled back iterations."""
-        config, last = self._config.supervise.incident, self._memory.last
-        return self._memory.count < config.keep and (last is None or at >= last + config.window)
+        config, last = self._config.supervise.incident, self._state.last
+        return self._state.count < config.keep and (last is None or at >= last + config.window)
 
     def opens_after(self, at: int) -> bool:
         """Whether to empty the slots after an iteration, so that the next bad environment is captured."""
-        last = self._memory.last
+        last = self._state.last
         return last is not None and self.wanted(at + 1) and at + 1 == last + self._config.supervise.incident.window
 
     def write(self, slot: Slot, iteration: int, at: int, level: Mapping[str, str], num_envs: int) -> None:
@@ -109,21 +109,21 @@ class Incidents:
         """
         records = slot.record.take(np.arange(len(slot.record)))
         captured = sorted((int(records["clock"][device]), device) for device in np.flatnonzero(slot.taken))
-        for _, device in captured[: self._config.supervise.incident.keep - self._memory.count]:
+        for _, device in captured[: self._config.supervise.incident.keep - self._state.count]:
             record = jax.tree.map(lambda x, device=device: x[device], records)
             try:
                 facts, arrays = self._describe(record)
                 facts["environment"] += int(device) * (num_envs // len(slot.record))
                 facts |= {"iteration": iteration, "precision": dict(level)}
                 facts |= {"device": int(device), "devices": len(slot.record), "num_envs": num_envs}
-                path = write(self._folder / f"{iteration}-{self._memory.count + 1}", facts, arrays)
+                path = write(self._folder / f"{iteration}-{self._state.count + 1}", facts, arrays)
             except Exception as error:
                 self._event("incident_failed", iteration=iteration, error=str(error))
                 break
-            self._memory.count += 1
+            self._state.count += 1
             first = facts["bad"][0]["text"] if facts["bad"] else "none of the saved numbers"
             self._event("incident", causes=facts["causes"], first=first, path=str(path))
-        self._memory.last = at
+        self._state.last = at
 
     def _describe(self, record: Any) -> tuple[dict[str, Any], Any]:
         """The facts about one environment, and its arrays by name."""

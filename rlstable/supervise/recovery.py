@@ -15,7 +15,7 @@ from rlstable.config.supervise import RAISE_PRECISION, RecoveryConfig, Remedy
 
 @dataclasses.dataclass
 class Attempts:
-    """Memory of recovery as plain JSON, saved with the run."""
+    """State of recovery as plain JSON, saved with the run."""
 
     count: int = 0  # rollbacks of the whole run
     lost_steps: int = 0  # environment steps that were rolled back
@@ -40,7 +40,7 @@ class Attempts:
 
 
 class RetryPlan(NamedTuple):
-    """The next remedy, None after too many attempts or if none applies, and the memory with this attempt."""
+    """The next remedy, None after too many attempts or if none applies, and the attempts with this one."""
 
     remedy: Remedy | None
     attempts: Attempts
@@ -48,7 +48,7 @@ class RetryPlan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """Chooses remedies. Every method returns the new memory of recovery and leaves its arguments unchanged."""
+    """Chooses remedies. Every method returns the new attempts and leaves its arguments unchanged."""
 
     config: RecoveryConfig
     # By cause whose states are finite, the patience of its guard in iterations. Only these causes can be passed over.

@@ -42,7 +42,7 @@ _FEWEST_EVALUATIONS = 3  # evaluations needed for a comparison with the last eva
 
 @dataclasses.dataclass
 class Track:
-    """Memory of the test for one kind of look, as plain JSON; None is unknown."""
+    """State of the test for one kind of look, as plain JSON; None is unknown."""
 
     recent: list[float] = dataclasses.field(default_factory=list)  # latest looks, the newest last
     earlier: list[float] = dataclasses.field(default_factory=list)  # looks before, for the estimate of the noise
@@ -143,8 +143,8 @@ def gained(best: float, *lower: float | None) -> float:
 
 
 @dataclasses.dataclass
-class WatchMemory:
-    """Memory of the return watch, as plain JSON."""
+class WatchState:
+    """State of the return watch, as plain JSON."""
 
     training: Track = dataclasses.field(default_factory=Track)
     evaluation: Track = dataclasses.field(default_factory=Track)
@@ -154,7 +154,7 @@ class WatchMemory:
     collapses: int = 0  # confirmed
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> WatchMemory:
+    def of(cls, saved: dict[str, Any]) -> WatchState:
         tracks: dict[str, Any] = {name: Track(**saved[name]) for name in ("training", "evaluation") if name in saved}
         return cls(**saved | tracks)
 
@@ -165,7 +165,7 @@ class ReturnWatch:
 
     tolerance: float  # share of the gain since the start that may be lost
     episodes: int  # of training, per look
-    memory: WatchMemory
+    state: WatchState
 
     def train(self, mean_return: float, episodes: int) -> bool | None:
         """Records the training episodes of an iteration; their mean return is NaN without episodes.
@@ -173,39 +173,39 @@ class ReturnWatch:
         Returns whether the level is the best so far; None if the iteration completes no look. After an evaluation no
         level counts as the best: training may see another task, and evaluations compare states better.
         """
-        memory = self.memory
+        state = self.state
         if episodes > 0 and math.isfinite(mean_return):
-            memory.total += mean_return * episodes
-            memory.episodes += episodes
-        if memory.episodes < self.episodes:
+            state.total += mean_return * episodes
+            state.episodes += episodes
+        if state.episodes < self.episodes:
             return None
-        value, memory.total, memory.episodes = memory.total / memory.episodes, 0.0, 0
-        return memory.training.look(value, self.tolerance) and memory.best_evaluation is None
+        value, state.total, state.episodes = state.total / state.episodes, 0.0, 0
+        return state.training.look(value, self.tolerance) and state.best_evaluation is None
 
     def evaluate(self, mean_return: float | None) -> bool:
         """Records an evaluation, None if every episode was aborted; returns whether it is the greatest so far."""
         if mean_return is None or not math.isfinite(mean_return):
             return False
-        memory = self.memory
-        memory.evaluation.look(mean_return, self.tolerance)
-        if memory.best_evaluation is not None and mean_return <= memory.best_evaluation:
+        state = self.state
+        state.evaluation.look(mean_return, self.tolerance)
+        if state.best_evaluation is not None and mean_return <= state.best_evaluation:
             return False
-        memory.best_evaluation = mean_return
+        state.best_evaluation = mean_return
         return True
 
     @property
     def suspects(self) -> bool:
         """Whether to compare the policy with the best policy."""
-        return max(self.memory.training.evidence, self.memory.evaluation.evidence) >= SUSPICION
+        return max(self.state.training.evidence, self.state.evaluation.evidence) >= SUSPICION
 
     def ends_below(self, last: float | None) -> bool:
         """Whether the last evaluation of a run is so low that the policy must be compared with the best policy.
 
         With few evaluations the reference is the level of training, which exploration can only lower.
         """
-        memory = self.memory
-        track = memory.evaluation if self._evaluated_often else memory.training
-        best = memory.best_evaluation if self._evaluated_often else track.best
+        state = self.state
+        track = state.evaluation if self._evaluated_often else state.training
+        best = state.best_evaluation if self._evaluated_often else track.best
         if best is None or track.start is None:
             return False
         if last is None:
@@ -216,7 +216,7 @@ class ReturnWatch:
     @property
     def _evaluated_often(self) -> bool:
         """Whether there are enough evaluations to know their range."""
-        evaluation = self.memory.evaluation
+        evaluation = self.state.evaluation
         return len(evaluation.earlier) + len(evaluation.recent) >= _FEWEST_EVALUATIONS
 
     def is_worse(self, best: np.ndarray, now: np.ndarray, at_the_end: bool = False) -> bool | None:
@@ -231,7 +231,7 @@ class ReturnWatch:
             return True
         if int(both.sum()) < _FEWEST_PAIRS:
             return None
-        training, evaluation = self.memory.training, self.memory.evaluation
+        training, evaluation = self.state.training, self.state.evaluation
         # Training may see another task, so the range of evaluations counts where mistakes cost nothing.
         lower = [evaluation.start, evaluation.lowest] if at_the_end and self._evaluated_often else []
         level, fall = float(best[both].mean()), float((best[both] - now[both]).mean())
@@ -253,11 +253,11 @@ class ReturnWatch:
         return float(lost.mean()) > float(stdtrit(lost.size - 1, 1.0 - mistake)) * error
 
     def confirm(self) -> None:
-        memory = self.memory
-        memory.collapses += 1
-        memory.total, memory.episodes = 0.0, 0
-        memory.training.restart()
-        memory.evaluation.restart()
+        state = self.state
+        state.collapses += 1
+        state.total, state.episodes = 0.0, 0
+        state.training.restart()
+        state.evaluation.restart()
 
     def refute(self, best: np.ndarray, now: np.ndarray) -> None:
         """Records a refuted suspicion: the policy is nearly as good as the best policy, so the level is lowered.
@@ -267,11 +267,11 @@ class ReturnWatch:
         if self._falls(best, now):
             self.reset_test()
             return
-        self.memory.best_evaluation = float(np.nanmean(best)) if np.isfinite(best).any() else None
-        for track in (self.memory.training, self.memory.evaluation):
+        self.state.best_evaluation = float(np.nanmean(best)) if np.isfinite(best).any() else None
+        for track in (self.state.training, self.state.evaluation):
             if track.recent:
                 track.lower()
 
     def reset_test(self) -> None:
         """Restarts the test at the same level, after an unclear comparison."""
-        self.memory.training.evidence = self.memory.evaluation.evidence = 0.0
+        self.state.training.evidence = self.state.evaluation.evidence = 0.0

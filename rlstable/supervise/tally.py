@@ -1,4 +1,4 @@
-"""Counts over a whole run and the memory of its signs of trouble, as plain JSON; saved with the run."""
+"""Counts over a whole run and the state of its signs of trouble, as plain JSON; saved with the run."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Tally:
 
 @dataclasses.dataclass
 class SignRecord:
-    """Memory of one sign; the steps and the count are those of its logged episodes of trouble."""
+    """State of one sign; the steps and the count are those of its logged episodes of trouble."""
 
     recent: list[float | None] = dataclasses.field(default_factory=list)  # window of rows: number of a hit, or None
     count: int = 0
@@ -119,8 +119,8 @@ class SignRecord:
 
 
 @dataclasses.dataclass
-class SignMemory:
-    """Memory of all signs; None is unknown."""
+class SignState:
+    """State of all signs; None is unknown."""
 
     records: dict[str, SignRecord] = dataclasses.field(default_factory=dict)  # only signs with a hit
     first_return: float | None = None  # lowest evaluation until the best one
@@ -136,7 +136,7 @@ class SignMemory:
     greatest_return: float | None = None
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> SignMemory:
+    def of(cls, saved: dict[str, Any]) -> SignState:
         records = {name: SignRecord(**record) for name, record in saved.get("records", {}).items()}
         return cls(**saved | {"records": records})
 

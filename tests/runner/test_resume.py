@@ -27,7 +27,7 @@ from rlstable.report.run_record import read_record
 from rlstable.runner.host_state import HostState
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.resume import changes, resume
-from rlstable.supervise.return_watch import WatchMemory
+from rlstable.supervise.return_watch import WatchState
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -74,7 +74,7 @@ def test_resume_with_another_task_compares_no_return_of_the_one_before(tmp_path:
     seed = second.single
     assert seed.checkpoints.ranked() == [] and seed.checkpoints.all() == [2, 3, 4]
     assert seed.host.best_return is None and seed.host.signs.best_return is None
-    assert seed.host.watch == WatchMemory() and seed.snapshots.best.empty
+    assert seed.host.watch == WatchState() and seed.snapshots.best.empty
     assert second.run().stop_reason is StopReason.completed
     assert seed.checkpoints.ranked() == [(8, seed.host.best_return)]
 

@@ -11,7 +11,7 @@ from rlstable.config import Config
 from rlstable.supervise.diagnosis import Signs, advice, recovered_text, signs_of, warnings_of
 from rlstable.supervise.recovery import Attempts
 from rlstable.supervise.stop_reasons import StopReason
-from rlstable.supervise.tally import SignMemory, Tally
+from rlstable.supervise.tally import SignState, Tally
 
 NORMALIZE = "set ppo.normalize_values=true ppo.normalize_advantage=true"
 # As a hopper logs them while it learns well.
@@ -25,8 +25,8 @@ HEALTHY = {
 class Watched:
     """Signs of a configuration, with what they said as pairs of iteration and event."""
 
-    def __init__(self, memory: SignMemory | None = None, **sections: Any):
-        self.memory = SignMemory() if memory is None else memory
+    def __init__(self, state: SignState | None = None, **sections: Any):
+        self.state = SignState() if state is None else state
         self.said: list[tuple[int, dict[str, Any]]] = []
         self.recovered: list[tuple[int, str]] = []
         self.iteration = 0
@@ -43,7 +43,7 @@ class Watched:
     def look(self, times: int = 1, **metrics: float) -> None:
         for _ in range(times):
             self.iteration += 1
-            self._signs.record_iteration(self.memory, self.iteration, 100 * self.iteration, HEALTHY | metrics)
+            self._signs.record_iteration(self.state, self.iteration, 100 * self.iteration, HEALTHY | metrics)
 
     def active(self, name: str, value: float, times: int = 1) -> None:
         self.look(times, **{f"limiters/{name}/active": value})
@@ -53,7 +53,7 @@ class Watched:
             worth = {"eval/episode_reward": value, "eval/episode_reward_std": deviation}
             worth["eval/avg_episode_length"] = length
             self.iteration += 1
-            self._signs.record_evaluation(self.memory, 100 * self.iteration, worth)
+            self._signs.record_evaluation(self.state, 100 * self.iteration, worth)
 
     @property
     def names(self) -> list[str]:
@@ -73,7 +73,7 @@ def test_healthy_rows_say_nothing() -> None:
     own.look(500)
     own.evaluate(20.0, 900.0, 400.0, 2200.0, 3000.0, 2950.0, 2900.0, 3100.0)
     assert own.said == []
-    assert own.memory.records == {}
+    assert own.state.records == {}
 
 
 def test_saturated_limiter_is_said_with_its_share_and_remedy() -> None:
@@ -182,15 +182,15 @@ def test_fallen_return_is_said_after_two_evaluations() -> None:
 def test_sign_that_is_over_has_the_step_at_which_it_recovered() -> None:
     own = Watched()
     own.active("log_ratio", 0.5, times=60)
-    said = own.memory.logged["limiter_saturated/log_ratio"]
+    said = own.state.logged["limiter_saturated/log_ratio"]
     assert (said["lasts"], said["recovered_step"], recovered_text(said, ", ")) == (True, 0, "")
     own.look(200)
-    said = own.memory.logged["limiter_saturated/log_ratio"]
+    said = own.state.logged["limiter_saturated/log_ratio"]
     assert (said["lasts"], said["recovered_step"]) == (False, 11000)
     assert recovered_text(said, ", ") == ", recovered at step 11,000"
     assert own.recovered == [(110, "limiter_saturated/log_ratio")]
     own.active("log_ratio", 0.5, times=50)
-    assert own.memory.logged["limiter_saturated/log_ratio"]["recovered_step"] == 0
+    assert own.state.logged["limiter_saturated/log_ratio"]["recovered_step"] == 0
 
 
 def test_fallen_return_that_rises_again_says_nothing() -> None:
@@ -306,7 +306,7 @@ def test_key_off_says_only_the_sign_that_has_a_remedy(recovery: bool, names: lis
     own = Watched(logging={"console": "off", "signs": False}, **recover)
     own.look(100, **LAGGING, **{"training/reward_mean": 5.0, "limiters/log_ratio/active": 1.0})
     own.evaluate(0.0, 100.0, 100.0, 0.0, 0.0)
-    assert own.names == names and (own.memory == SignMemory()) is not recovery
+    assert own.names == names and (own.state == SignState()) is not recovery
 
 
 NAN = float("nan")

@@ -13,8 +13,8 @@ from rlstable.config import ConfigError
 from rlstable.config.guards import QuarantineConfig
 from rlstable.supervise import incident
 from rlstable.supervise.incident import (
-    IncidentMemory,
     Incidents,
+    IncidentState,
     find_bad_numbers,
     group,
     in_causal_order,
@@ -102,8 +102,8 @@ def test_damaged_incident_is_a_one_line_error(tmp_path: Path, damage: Any, messa
 # --- which incidents are saved
 
 
-def incidents(caught: IncidentMemory | None = None, **fields: Any) -> tuple[Incidents, IncidentMemory]:
-    own = IncidentMemory() if caught is None else caught
+def incidents(caught: IncidentState | None = None, **fields: Any) -> tuple[Incidents, IncidentState]:
+    own = IncidentState() if caught is None else caught
     config = tiny_config(guards={}, supervise={"incident": fields})
     return Incidents(Path("nowhere"), config, [], {}, own, lambda kind, **fields: None), own
 
@@ -131,14 +131,14 @@ def test_failure_to_save_an_incident_is_an_event(tmp_path: Path, monkeypatch: py
             return 1
 
     events: list[tuple[str, Any]] = []
-    caught = IncidentMemory()
+    caught = IncidentState()
     own = Incidents(
         tmp_path, tiny_config(guards={}), [], {}, caught, lambda kind, **fields: events.append((kind, fields))
     )
     monkeypatch.setattr(incident, "write", lambda *_: None)
     own.write(incident.Slot(np.ones(1, bool), np.zeros(1, np.int32), Record()), 4, 6, {}, 8)
     assert [kind for kind, _ in events] == ["incident_failed"]
-    assert caught == IncidentMemory(0, 6)  # the next attempt comes after the window
+    assert caught == IncidentState(0, 6)  # the next attempt comes after the window
 
 
 LIMITS = QuarantineConfig()

@@ -15,7 +15,7 @@ ORDER = ["fresh_resets", "scale_learning_rate 0.5", "reset_optimizer"]
 
 
 class RememberingRecovery:
-    """Recovery with its memory, as a run keeps it."""
+    """Recovery with its attempts, as a run keeps it."""
 
     def __init__(self, config: RecoveryConfig, attempts: Attempts):
         self.attempts = attempts

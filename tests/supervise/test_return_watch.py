@@ -1,4 +1,4 @@
-"""The return watch: false alarms, detection, paired comparison and its memory, without JAX."""
+"""The return watch: false alarms, detection, paired comparison and its state, without JAX."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rlstable.supervise.return_watch import FALSE_ALARM, SUSPICION, ReturnWatch, Track, WatchMemory
+from rlstable.supervise.return_watch import FALSE_ALARM, SUSPICION, ReturnWatch, Track, WatchState
 
 TOLERANCE = 0.2
 LOOKS = 1000
@@ -123,8 +123,8 @@ def test_a_level_is_best_only_if_its_latest_look_is_no_fall() -> None:
 
 
 def watch(start: float | None = 0.0, **fields: float) -> ReturnWatch:
-    memory = WatchMemory(training=Track(start=start))
-    return ReturnWatch(**{"tolerance": TOLERANCE, "episodes": 16, **fields}, memory=memory)  # type: ignore[arg-type]
+    state = WatchState(training=Track(start=start))
+    return ReturnWatch(**{"tolerance": TOLERANCE, "episodes": 16, **fields}, state=state)  # type: ignore[arg-type]
 
 
 NOISE = np.random.default_rng(0).normal(size=64)
@@ -241,10 +241,10 @@ def test_episodes_are_collected_until_there_are_enough_for_a_look() -> None:
     own = watch(start=None)
     assert own.train(1.0, 10) is None and own.train(float("nan"), 0) is None and own.train(2.0, 5) is None
     assert own.train(5.0, 1) is False
-    assert own.memory.training.recent == [pytest.approx((10.0 + 10.0 + 5.0) / 16.0)]
-    assert (own.memory.total, own.memory.episodes) == (0.0, 0)
+    assert own.state.training.recent == [pytest.approx((10.0 + 10.0 + 5.0) / 16.0)]
+    assert (own.state.total, own.state.episodes) == (0.0, 0)
     own.evaluate(None), own.evaluate(float("nan"))
-    assert own.memory.evaluation.recent == []
+    assert own.state.evaluation.recent == []
 
 
 def fallen(own: ReturnWatch) -> None:
@@ -257,8 +257,8 @@ def test_a_refuted_fall_lowers_the_level_and_is_not_suspected_again() -> None:
     own = watch(start=None)
     fallen(own)
     own.refute(40.0 + NOISE, 40.0 + NOISE[::-1])
-    assert (own.memory.collapses, own.suspects) == (0, False)
-    assert own.memory.training.best == pytest.approx(40.0)
+    assert (own.state.collapses, own.suspects) == (0, False)
+    assert own.state.training.best == pytest.approx(40.0)
     for _ in range(1000):
         own.train(40.0, 16)
     assert not own.suspects
@@ -268,19 +268,19 @@ def test_a_refuted_fall_that_is_credible_keeps_the_level() -> None:
     """Else falls that are tolerated one by one would add up to any fall."""
     own = watch(start=None)
     fallen(own)
-    best = own.memory.training.best
+    best = own.state.training.best
     own.refute(100.0 + NOISE, 90.0 + NOISE[::-1])
-    assert (own.suspects, own.memory.training.best) == (False, best)
+    assert (own.suspects, own.state.training.best) == (False, best)
 
 
 def test_a_confirmed_collapse_forgets_the_looks_and_keeps_the_level() -> None:
     own = watch(start=None)
     fallen(own)
-    best, noise = own.memory.training.best, own.memory.training.noise(own.memory.training.earlier)
+    best, noise = own.state.training.best, own.state.training.noise(own.state.training.earlier)
     own.train(40.0, 3)
     own.confirm()
-    track = own.memory.training
-    assert (own.memory.collapses, own.suspects, own.memory.episodes, track.recent) == (1, False, 0, [])
+    track = own.state.training
+    assert (own.state.collapses, own.suspects, own.state.episodes, track.recent) == (1, False, 0, [])
     assert (track.best, track.noise(track.earlier)) == (best, noise)
     for _ in range(100):
         own.train(100.0, 16)
