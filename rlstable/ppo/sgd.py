@@ -118,16 +118,11 @@ class SGD:
         rows = batch.collected.log_prob.shape[0] // self.settings.ppo.num_minibatches
         # `jax.jit` makes `eval_shape` and the loop share one trace.
         traced_once = jax.jit(functools.partial(self.step, layout), inline=True)
-
-        def step(carry: SGDCarry, minibatch: Minibatch, share: jax.Array | None) -> tuple[SGDCarry, PackedDict]:
-            return traced_once(statistics, state.counters, carry, minibatch, share)
-
-        def metrics() -> PackedDict:  # only for the names and shapes of the sums
-            share = None if batch.collected.valid is None else jnp.ones(())
-            return step(carry, Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key), share)[1]
-
-        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(metrics))
-        carry = _with_sums(carry, sums)
+        step = functools.partial(traced_once, statistics, state.counters)
+        first = jax.eval_shape(lambda: Minibatch.of(jax.tree.map(lambda x: x[:rows], batch), key))
+        share = None if batch.collected.valid is None else jax.eval_shape(lambda: jnp.ones(()))
+        _, metrics = jax.eval_shape(step, carry, first, share)
+        carry = _with_sums(carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics))
         fallback = None if skipped is None else carry.progress
         (carry, _), _ = jax.lax.scan(
             lambda loop, _: (self._epoch(*loop, batch, step), None),
