@@ -122,8 +122,8 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
     lines = []
     for task, about in TASKS.items():
         header = ("wrong number", *(f"{side}, 1 in {1 / rate:,.0f}" for side in SIDES for rate in RATES))
-        cells = {name: [shown(rows, task, side, name, rate) for side in SIDES for rate in RATES] for name in GLITCHES}
-        if measured := pages.merged([(name, *texts) for name, texts in cells.items() if any(texts)]):
+        table = {name: [shown(rows, task, side, name, rate) for side in SIDES for rate in RATES] for name in GLITCHES}
+        if measured := pages.merged([(name, *texts) for name, texts in table.items() if any(texts)]):
             seeds = len(results.matching(rows, task=task, side="default", glitch="none"))
             lines += [f"### {task}: {about.text}", "", f"{seeds} seeds, `{' '.join(about.overrides)}`", ""]
             lines += [*pages.table(header, measured), ""]
