@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from rlstable.config.ppo import PPOConfig
 from rlstable.config.schema import INT32_MAX
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
@@ -95,7 +97,6 @@ _Running = tuple[EnvState, dict[str, GuardState], Slot | None]
 def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Networks, settings: Settings) -> Rollout:
     """Runs every environment for as many unrolls as one iteration needs, with a random key of this device."""
     ppo = settings.ppo
-    needs_value = ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration"
 
     def act_and_step(
         running: _Running, random: tuple[jax.Array, jax.Array]
@@ -106,7 +107,6 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         memory = networks.memory(env_state.obs)
         distribution, memory = networks.act(state.params, state.normalizer, observation, memory)
         raw = distribution.sample(noise)
-        value = networks.value(state.params, state.normalizer, observation) if needs_value else None
         action = joined(distribution.action(raw), memory)
         step = env.step(env_state, action, state.reset_pool, key, guard_state, incident)
         info = step.state.info
@@ -115,7 +115,7 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             "raw_action": raw,
             "log_prob": distribution.log_prob(raw),
             "distribution": distribution,
-            "value": value,
+            "value": None,  # of all steps at once, below
             "reward": step.state.reward * ppo.reward_scaling,
             "truncation": info["truncation"],
             "termination": step.state.done * (1.0 - info["truncation"]),
@@ -153,8 +153,18 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         incident = dataclasses.replace(incident, clock=jnp.zeros_like(incident.clock))
     # `[unrolls, T, envs, ...]` to `[rows, T, ...]`
     data = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], *x.shape[3:]), data)
+    if ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration":
+        data = data._replace(value=_values(state, data, networks, ppo))
     metrics, count = _episode_metrics(episodes, data.valid)
     return Rollout(env_state, guard_state, data, metrics, count, incident)
+
+
+def _values(state: TrainState, data: Collected, networks: Networks, ppo: PPOConfig) -> jax.Array:
+    """Value estimates `[rows, T]`; with gradient accumulation in parts, so that the whole batch need not fit."""
+    parts = 1 if ppo.gradient_accumulation == 1 else ppo.gradient_accumulation * ppo.num_minibatches
+    split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), data.observation)
+    values = jax.lax.map(functools.partial(networks.value, state.params, state.normalizer), split)
+    return jnp.reshape(values, data.reward.shape)
 
 
 def _with_trained_steps(env_state: EnvState, steps: WideCounter) -> EnvState:
