@@ -101,14 +101,14 @@ def open_demo(name: str) -> SavedRun:
     from rlstable.cli.compose import compose
     from rlstable.compilation.xla import check_flags, disable_async_dispatch
     from rlstable.policy import load_policy
-    from rlstable.policy.saved_run import SavedRun, as_trained
+    from rlstable.policy.saved_run import SavedRun
 
     check_flags()
     disable_async_dispatch()  # before the policy's arrays exist
     folder = located(f"demo:{name}")
     words = [word.replace("env.xml=", f"env.xml={folder}/") for word in json.loads((folder / WORDS).read_text())]
     policy = load_policy(folder)
-    return SavedRun(folder, as_trained(compose(words), policy.host), policy)
+    return SavedRun.as_trained(folder, compose(words), policy)
 
 
 def packed(recorded: RecordedEpisodes, model: str, folder: Path) -> None:

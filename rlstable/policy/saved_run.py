@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rlstable import config as typed
 from rlstable.compilation.xla import check_flags, disable_async_dispatch
@@ -30,6 +29,15 @@ class SavedRun:
     config: Config
     policy: Policy
     trust: bool = False  # whether the user trusts the code that the folder names
+
+    @classmethod
+    def as_trained(cls, folder: Path, config: Config, policy: Policy, trust: bool = False) -> SavedRun:
+        """A run from its configuration, with the precision level and the backend that the policy's checkpoint names."""
+        host = policy.host
+        precision = config.precision.model_copy(update=dict(zip(Level._fields, host.get("level", ()), strict=False)))
+        auto = config.env.backend == "auto" and host.get("backend")
+        env = config.env.model_copy(update={"backend": host["backend"]}) if auto else config.env
+        return cls(folder, config.model_copy(update={"precision": precision, "env": env}), policy, trust)
 
     @property
     def iteration(self) -> int:
@@ -63,15 +71,7 @@ def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> 
             f"run: {folder} has no checkpoint; the run ended before its first save, or had checkpoint=off"
         )
     policy = load_policy(folder, which)
-    return SavedRun(folder, as_trained(config, policy.host), policy, trust)
-
-
-def as_trained(config: Config, host: Mapping[str, Any]) -> Config:
-    """The configuration with the precision level and the backend that the policy's checkpoint names."""
-    precision = config.precision.model_copy(update=dict(zip(Level._fields, host.get("level", ()), strict=False)))
-    auto = config.env.backend == "auto" and host.get("backend")
-    env = config.env.model_copy(update={"backend": host["backend"]}) if auto else config.env
-    return config.model_copy(update={"precision": precision, "env": env})
+    return SavedRun.as_trained(folder, config, policy, trust)
 
 
 def read_config(folder: Path) -> Config:
