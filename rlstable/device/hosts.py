@@ -47,6 +47,11 @@ class Ending(NamedTuple):
     message: str
     process: int  # with the cause; -1 if a process was lost
 
+    @property
+    def advice(self) -> str | None:
+        """The message for the user; None in a process that trains alone, which explains its errors itself."""
+        return None if _service is None else self.message
+
 
 _service: Any = None  # JAX's coordination service; None in a process that trains alone
 _ending: Ending | None = None

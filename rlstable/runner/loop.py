@@ -260,8 +260,7 @@ class TrainingLoop:
             hosts.gather("listened", True)  # a collective must not wait for what a listener compiles
         if any(seed.log.stopped_by_callback for seed in training.values()):
             requested = requested or StopReason.stopped
-        if hosts.count() == 1:
-            requested = requested or self._stop_request.requested(seconds)  # while the state was saved
+        requested = requested or self._stop_request.requested_since(seconds)  # while the state was saved
         stop_reasons = {number: own_reasons.get(number) or requested for number in self._seeds.unfinished}
         # Save every seed before the first one ends, since ending takes time. Waiting seeds are saved already.
         for number, seed in training.items():
@@ -347,8 +346,8 @@ class TrainingLoop:
         else:
             for seed in self._seeds.unfinished.values():
                 seed.event("error", message=f"{type(error).__name__}: {error}")
-        if hosts.count() > 1 and StopReason[ending.stop_reason] not in FROM_OUTSIDE:  # a signal explains itself
-            self._advice = ending.message
+        if StopReason[ending.stop_reason] not in FROM_OUTSIDE:  # a signal explains itself
+            self._advice = ending.advice or self._advice
         if ending.process != hosts.index():
             print(f"rlstable: {ending.stop_reason}: {ending.message}", file=sys.stderr, flush=True)
 

@@ -70,6 +70,10 @@ class StopRequest:
             return by_signal
         return StopReason.time_limit if time.monotonic() - self._started + next_seconds > self._limit else None
 
+    def requested_since(self, next_seconds: float) -> StopReason | None:
+        """As `requested`, after the processes have agreed: several of them wait for the next time that they agree."""
+        return self.requested(next_seconds) if hosts.count() == 1 else None
+
     @contextlib.contextmanager
     def catching_signals(self) -> Iterator[None]:
         """Catches signals, unless the caller catches them already."""
