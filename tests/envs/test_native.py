@@ -18,6 +18,7 @@ from ball import Stick
 from brax.envs.base import State
 from jax.sharding import PartitionSpec
 from parity import ATTRIBUTES, bounds, differences
+from quick_compile import ordinarily
 from short_runs import short_config
 from toys import assert_same, finite, mesh, step_alone
 
@@ -32,6 +33,7 @@ from rlstable.ppo.guards import env_guards
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 ROOT = Path(__file__).resolve().parents[2]
 STICK = {"source": "import", "name": "ball:Stick"}
 NAMES = (
@@ -104,6 +106,7 @@ def test_every_environment_keeps_its_own_model_in_native_physics():
 
 
 @pytest.mark.slow
+@ordinarily()  # quickly compiled, the pusher takes minutes per step
 @pytest.mark.parametrize("name", NAMES)
 def test_native_steps_and_resets_equal_those_of_mjx_in_every_environment(name):
     check_parity(EnvConfig(name=name), resets=True)
@@ -210,15 +213,13 @@ def test_quarantine_catches_an_explosion_of_native_physics():
 
 # --- in a run
 
-RUN = pytest.mark.usefixtures("quick_compile", "shared_programs")
-
 
 def settings(**sections: Any) -> Config:
     env, evaluation = {"name": "ball:Stick", "backend": "auto"}, {"num_evals": 2, "num_envs": 4}
     return short_config(**{"env": env, "total_steps": 4 * 64, "eval": evaluation} | sections)
 
 
-@RUN
+@pytest.mark.usefixtures("shared_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_native_run_resumes_exactly_where_it_stopped(tmp_path: Path, devices: int) -> None:

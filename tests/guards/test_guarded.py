@@ -17,6 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from rlstable import guards
 from rlstable.guards import EnvParts, Quarantine, exhausted, guarded, quarantined, trips
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 PARAMS = {"w": jnp.array([3.0, -2.0, 1.0]), "b": jnp.array(0.5)}
 GOOD = {"w": jnp.array([0.3, -0.2, 0.1]), "b": jnp.array(0.05)}
 NAN, HUGE, SPIKE = (jax.tree.map(lambda x, f=factor: f * x, GOOD) for factor in (jnp.nan, 1e21, 1e6))

@@ -7,6 +7,7 @@ import re
 import pytest
 from commands import ROOT
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guards_in_your_trainer.md").read_text(), re.S)
 
 

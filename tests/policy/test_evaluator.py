@@ -21,6 +21,8 @@ from rlstable.ppo import normalizer
 from rlstable.supervise import memory
 from rlstable.supervise.memory import Footprint, OutOfMemory
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def test_evaluation_with_other_observations_is_refused() -> None:
     require_same_observation(PointMass(), PointMass(bound=0.5))
