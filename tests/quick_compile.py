@@ -16,11 +16,12 @@ from jax._src import compiler  # no public API sets the options of all programs
 from rlstable.compilation.xla import NO_FUSION_EMITTERS
 
 _UNOPTIMIZED = "jax_disable_most_optimizations"
+_OPTIONS = {**NO_FUSION_EMITTERS, "xla_cpu_parallel_codegen_split_count": 1}  # each part has a fixed cost
 
 
 def environment() -> dict[str, str]:
     """Environment variables with which a subprocess compiles quickly."""
-    flags = " ".join(f"--{name}=false" for name in NO_FUSION_EMITTERS)
+    flags = " ".join(f"--{name}={str(value).lower()}" for name, value in _OPTIONS.items())
     return {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": flags}
 
 
@@ -28,7 +29,7 @@ def environment() -> dict[str, str]:
 def quickly() -> Iterator[None]:
     """Compiles every program inside quickly, except inside `ordinarily`."""
     # A GPU's compiler does not know this option.
-    extra = NO_FUSION_EMITTERS if jax.default_backend() == "cpu" else {}
+    extra = _OPTIONS if jax.default_backend() == "cpu" else {}
 
     def options(*args: Any, make: Any = compiler.get_compile_options, **named: Any) -> Any:
         if jax.config.values[_UNOPTIMIZED]:
