@@ -56,9 +56,12 @@ def options_used(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The compiler options of the resets, the first parameters, the iteration and the evaluation."""
     told: list[Any] = []
     compile_ = jax.stages.Lowered.compile
-    monkeypatch.setattr(
-        jax.stages.Lowered, "compile", lambda self, options=None: told.append(options) or compile_(self, options)
-    )
+
+    def compiled(self: Any, options: Any = None) -> Any:
+        told.append(options)
+        return None if len(told) == 3 else compile_(self, options)  # the iteration is not run
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
     assembly, key = TrainingSetup(config, mesh()), jax.random.PRNGKey(0)
     state = assembly.first_state(key, key, config.fault)
     assembly.compiled(state)
@@ -167,8 +170,9 @@ def test_cache_folder_that_cannot_be_created_is_no_error(cache: Path) -> None:
 
 
 def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(
-    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(TrainingSetup, "begin", lambda _: None)  # no test waits for this program
     shared = cache / "scratch"
     shared.mkdir()
     shared.chmod(0o777)
@@ -208,13 +212,13 @@ def test_training_state_is_donated() -> None:
 
 
 def test_training_loop_copies_no_large_arrays() -> None:
-    """Loops update moments and experience in place.
+    """Loops update moments and experience in place, also in a program that is compiled quickly, as here.
 
     Copies of parameters and of their two moments are allowed: parameters once, six arrays if the KL limiter rolls back
     to the start of an epoch, and three if it rolls back to the start of the iteration.
     """
     config = tiny_config(
-        guards={"limiters": {"kl": 0.1}}, supervise={},
+        guards={"limiters": {"kl": 0.1}}, supervise={}, total_steps=64, quick_compile_iterations=2,
         network={"policy_hidden_layer_sizes": (64, 64), "value_hidden_layer_sizes": (64, 64)},
         ppo={"num_envs": 32, "batch_size": 8, "num_minibatches": 4, "num_updates_per_batch": 3},
     )  # fmt: skip
