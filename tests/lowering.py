@@ -43,7 +43,7 @@ _COLLECTIVES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Recorded:
     """A traced program of a run, with the precision that it is lowered in, its function and its arguments."""
 
@@ -57,6 +57,7 @@ class Recorded:
         with self.precision.compiled():
             return self.traced.lower(lowering_platforms=platforms or None)
 
+    @functools.cache  # noqa: B019 - `programs_of_run` keeps the programs anyway
     def module(self, *platforms: str) -> Any:
         """The lowered program as an MLIR module of StableHLO."""
         return self.lowered(*platforms).compiler_ir("stablehlo")
