@@ -114,7 +114,7 @@ def test_task_is_trained_by_its_name_and_played_in_gymnasium(tmp_path: Path) -> 
     result = rlstable.fit(
         "gymnasium:HalfCheetah-v5", run_dir=tmp_path, total_steps=2_000, network="small", eval={"num_evals": 0},
         ppo={"num_envs": 8, "batch_size": 8, "num_minibatches": 2, "unroll_length": 4, "num_updates_per_batch": 1},
-        logging={"console": "off"}, devices=1,
+        logging={"console": "off"}, devices=1, guards="off",
     )  # fmt: skip
     assert result.stop_reason.name == "completed"
     policy = rlstable.load_policy(tmp_path)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from short_runs import trained
-from toys import PointMass, step_alone, tiny_config
+from toys import GUARDS_OFF, PointMass, step_alone, tiny_config
 
 from rlstable.config.run import EnvConfig
 from rlstable.envs.history import HistoryEnv, with_history
@@ -118,7 +118,7 @@ def test_native_physics_and_mjx_stack_observations(backend: str) -> None:
 def test_policy_of_a_run_states_its_history(tmp_path: Path) -> None:
     from rlstable.export.function import policy_function
 
-    run = open_run(trained(tmp_path, env={"name": "toys:PointMass", "history": 2}).run_dir)
+    run = open_run(trained(tmp_path, env={"name": "toys:PointMass", "history": 2}, guards=GUARDS_OFF).run_dir)
     assert run.policy.act(np.zeros(8)).shape == (2,)
     described = policy_function(run).metadata["observation"]
     assert isinstance(described, dict)
@@ -130,7 +130,7 @@ def test_environment_object_is_stacked_for_training_and_evaluation(tmp_path: Pat
 
     env = PointMass()
     settings = tiny_config(
-        guards={}, env={"source": "object", "name": "toys:PointMass", "backend": None, "history": 2}, devices=1,
+        env={"source": "object", "name": "toys:PointMass", "backend": None, "history": 2}, devices=1,
         total_steps=128, eval={"num_evals": 1, "num_envs": 4}, logging={"console": "off"},
     )  # fmt: skip
     result = TrainingLoop(settings, tmp_path, environments=Environments(env, env)).run()

@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 from commands import exit_code
 from short_runs import trained
+from toys import GUARDS_OFF
 
 from rlstable.config import ConfigError
 from rlstable.export import formats
@@ -66,7 +67,7 @@ def test_exported_files_act_like_the_policy(run_dir: Path, tmp_path: Path, capsy
 
 @pytest.mark.parametrize("sections", NETWORKS)
 def test_every_kind_of_network_is_exported(sections: dict[str, Any], tmp_path: Path) -> None:
-    function = policy_function(open_run(trained(tmp_path / "run", **sections).run_dir))
+    function = policy_function(open_run(trained(tmp_path / "run", guards=GUARDS_OFF, **sections).run_dir))
     onnx, stablehlo = tmp_path / "policy.onnx", tmp_path / "policy.stablehlo"
     assert formats.write_onnx(function, onnx).difference <= 1e-5
     assert formats.write_stablehlo(function, stablehlo).difference <= 1e-5
@@ -81,7 +82,7 @@ def test_every_kind_of_network_is_exported(sections: dict[str, Any], tmp_path: P
 
 
 def test_recurrent_policy_is_exported_with_its_state_as_input_and_output(tmp_path: Path) -> None:
-    trained(tmp_path / "run", network={"recurrent": "gru", "recurrent_size": 6})
+    trained(tmp_path / "run", guards=GUARDS_OFF, network={"recurrent": "gru", "recurrent_size": 6})
     assert run(f"run={tmp_path / 'run'}", f"out={tmp_path}") == 0
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
     loaded = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))

@@ -24,7 +24,7 @@ import rlstable  # noqa: E402
 from rlstable.config import ConfigError  # noqa: E402
 from rlstable.policy.saved_run import open_run  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 
 
 def push(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from quick_compile import ordinarily
 from short_runs import trained
-from toys import equations
+from toys import GUARDS_OFF, LIMITERS_OFF, equations
 
 import rlstable
 from rlstable.config import ConfigError
@@ -42,7 +42,8 @@ SAFE = (0.5, -0.25)
 HEALTHY = np.linspace(-2.0, 2.0, 12, dtype=np.float32).reshape(3, 4)
 
 
-LIMITED = {"guards": {"limiters": {"observation": 5.0, "policy_std_max": 2.0}}, "eval": {"num_evals": 1, "num_envs": 2}}
+LIMITS = LIMITERS_OFF | {"observation": 5.0, "policy_std_max": 2.0}
+LIMITED = {"guards": GUARDS_OFF | {"limiters": LIMITS}, "eval": {"num_evals": 1, "num_envs": 2}}
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 from browser import PHONE, needs_opengl, opened
 from commands import SIZES, exit_code
 from short_runs import trained
+from toys import GUARDS_OFF
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
@@ -60,7 +61,8 @@ SHAPES = """
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    trained(folder, total_steps=64, env={"name": "ball:Stick", "backend": "native", "episode_length": 40})
+    env = {"name": "ball:Stick", "backend": "native", "episode_length": 40}
+    trained(folder, total_steps=64, env=env, guards=GUARDS_OFF)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 from pathlib import Path
@@ -111,30 +112,23 @@ def training(*words: str) -> Config:
 
 
 def test_training_sets_the_steps_trained_before_each_iteration(tmp_path: Path) -> None:
-    loop = TrainingLoop(training("total_steps=192", "env.episode_length=50"), tmp_path / "run")
-    try:
+    settings = training("total_steps=192", "env.episode_length=50", "guards=off")
+    with contextlib.closing(TrainingLoop(settings, tmp_path / "run")) as loop:
         for before in (0, 64, 128):
             loop.advance()
             seen = np.asarray(loop.single.state.env_state.info[TRAINED_STEPS])
             assert set(seen.tolist()) <= {before, INT32_MAX} and before in seen  # the latter of a fresh first state
-    finally:
-        loop.close()
 
 
 @pytest.mark.slow
 def test_curriculum_goes_back_with_a_rollback(tmp_path: Path) -> None:
     fault = ("fault.site=gradient", "fault.probability=1", "fault.start=3", "fault.iterations=2")
     patience = ("guards.storm.patience=2", "guards.finite_update.patience=2", "supervise.recovery.every=1")
-    loop, seen = (
-        TrainingLoop(training("total_steps=448", "env.episode_length=50", *fault, *patience), tmp_path / "run"),
-        [],
-    )
-    try:
+    settings, seen = training("total_steps=448", "env.episode_length=50", *fault, *patience), []
+    with contextlib.closing(TrainingLoop(settings, tmp_path / "run")) as loop:
         for _ in range(9):
             loop.advance()
             seen.append(int(np.asarray(loop.single.state.env_state.info[TRAINED_STEPS]).min()))
-    finally:
-        loop.close()
     # The fifth iteration fails, and the environments begin again with the state after the third.
     assert seen == [0, 64, 128, 192, INT32_MAX, 192, 256, 320, 384]
 

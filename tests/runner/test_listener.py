@@ -46,7 +46,7 @@ class Raises(Heard):
     def _fail(self, *arguments: Any) -> None:
         del arguments
         self.calls.append(("failed",))
-        raise ZeroDivisionError("no")
+        raise ZeroDivisionError("no\nroom")
 
 
 def trained(folder: Path, *listeners: Listener, seeds: int = 1) -> TrainingLoop:
@@ -75,7 +75,7 @@ def test_listener_hears_of_each_of_several_seeds_and_then_of_the_run(tmp_path: P
 def test_listener_that_raises_is_named_once_and_the_run_computes_the_same(tmp_path: Path, method: str) -> None:
     loop = trained(tmp_path / "run", bad := Raises(method), good := Heard())
     (event,) = events(tmp_path / "run", "listener_failed")
-    assert (event["listener"], event["error"]) == ("Raises", "ZeroDivisionError: no")
+    assert (event["listener"], event["error"]) == ("Raises", "ZeroDivisionError: no room")
     assert bad.calls.count(("failed",)) == 1 and bad.calls[-1] == ("failed",)
     assert good.calls[-1] == ("ended", "run", "completed")
     assert_same(loop.single.state, trained(tmp_path / "other").single.state)
@@ -85,4 +85,4 @@ def test_listener_that_raises_at_the_end_is_named_on_the_console(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(tmp_path / "run", Raises("ended"))
-    assert "Raises failed: ZeroDivisionError: no" in capsys.readouterr().out
+    assert "Raises failed: ZeroDivisionError: no room" in capsys.readouterr().out

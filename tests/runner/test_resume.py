@@ -16,7 +16,7 @@ import short_runs
 import yaml
 from saved import events, lines
 from short_runs import short_config
-from toys import assert_same, tiny_config
+from toys import GUARDS_OFF, assert_same, tiny_config
 
 from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
@@ -36,7 +36,8 @@ ITERATION = 64  # environment steps: 16 unrolls of 4
 
 def config(total: int, **sections: Any) -> Config:
     evaluation, checkpoint = {"num_evals": 2, "num_envs": 4}, {"every": 1, "asynchronous": False}
-    return short_config(**{"total_steps": total * ITERATION, "eval": evaluation, "checkpoint": checkpoint} | sections)
+    defaults = {"guards": GUARDS_OFF, "eval": evaluation, "checkpoint": checkpoint}
+    return short_config(**defaults | {"total_steps": total * ITERATION} | sections)
 
 
 def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_path: Path) -> None:
