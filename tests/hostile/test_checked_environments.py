@@ -9,7 +9,7 @@ import pytest
 import users
 from hostile.users import LargeArray, SlashInAName
 from saved import events
-from toys import tiny_config
+from short_runs import short_config
 
 import rlstable
 from rlstable.config import ConfigError
@@ -50,7 +50,7 @@ def test_environment_that_cannot_be_mapped_is_one_line_with_the_location() -> No
 
 @pytest.mark.parametrize(("part", "kind"), [("nested", "dict"), ("scalar", "float32[]"), ("picture", "uint8[4,4,3]")])
 def test_only_the_parts_of_an_observation_that_the_networks_read_must_be_vectors(part: str, kind: str) -> None:
-    network = tiny_config().network
+    network = short_config().network
     check(users.Named(part=part), "my:Env", network)
     with pytest.raises(ConfigError) as caught:
         check(users.Named(part=part, policy_reads=True), "my:Env", network)
@@ -63,14 +63,14 @@ def large_constants(folder: Path) -> list[int]:
 
 @pytest.mark.usefixtures("quick_compile")
 def test_environment_without_physics_trains(tmp_path: Path) -> None:
-    config = tiny_config(guards={}, env={"name": "users:InInfo"}, total_steps=128, eval={"num_evals": 1, "num_envs": 2})
+    config = short_config(env={"name": "users:InInfo"}, eval={"num_evals": 1, "num_envs": 2})
     assert TrainingLoop(config, tmp_path).run().stop_reason is StopReason.completed
     assert large_constants(tmp_path) == []  # only large arrays are reported
 
 
 SMALL = [
     *("env.episode_length=20", "network=small", "ppo.num_envs=8", "ppo.batch_size=8", "ppo.num_minibatches=2"),
-    *("ppo.unroll_length=4", "eval.num_envs=2", "eval.num_evals=1", "logging=quiet", "devices=1"),
+    *("ppo.unroll_length=4", "eval.num_envs=2", "eval.num_evals=1", "logging=quiet", "devices=1", "guards=off"),
 ]
 
 

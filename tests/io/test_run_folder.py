@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from saved import events, rows
 from short_runs import short_config
-from toys import assert_same, tiny_config
+from toys import assert_same
 
 from rlstable.config import Config, ConfigError
 from rlstable.io.checkpoint import Checkpoints
@@ -105,7 +105,7 @@ def test_resume_with_another_run_folder_continues_in_a_copy_with_its_own_wandb_r
         return SimpleNamespace(id=f"run-{len(started)}", step=0, log=lambda *_, **__: None, finish=lambda: None)
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
-    config = tiny_config(total_steps=64, seeds=seeds, logging={"wandb": {"mode": "online"}})
+    config = quick(1, seeds=seeds, logging={"console": "off", "wandb": {"mode": "online"}})
     original, copy = tmp_path / "original", tmp_path / "copy"
     TrainingLoop(config, original).run()
     before = {file: file.read_bytes() for file in original.rglob("*") if file.is_file()}

@@ -75,9 +75,9 @@ def test_training_chooses_the_best_state_only_before_the_first_evaluation(run: R
 
 @pytest.mark.parametrize(("length", "enabled"), [(100_000, True), (100_001, False)])
 def test_episodes_that_evaluations_may_not_play_are_not_played_by_the_return_watch(
-    length: int, enabled: bool, tmp_path: Path, quick_compile: None
+    length: int, enabled: bool, tmp_path: Path, shared_programs: None
 ) -> None:
-    config = tiny_config(guards={}, supervise={}, eval={"num_evals": 0}, env={"episode_length": length})
+    config = tiny_config(guards={}, supervise={}, eval={"num_evals": 0}, env={"episode_length": length}, devices=1)
     run = TrainingLoop(config, tmp_path / "run")
     run.close()
     assert run.single.return_check.enabled is config.watches_return is enabled
