@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rlstable.ppo.flat import ParamFlattener
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 SHAPES = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=6)
 
 

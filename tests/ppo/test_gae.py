@@ -9,6 +9,7 @@ from brax.training.agents.ppo.losses import compute_gae
 from rlstable.ppo import gae
 from rlstable.ppo.gae import estimate
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 B = 3
 
 

@@ -10,6 +10,7 @@ from moments import config
 from rlstable.config import ConfigError
 from rlstable.envs.load import load
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 ALL = (
     "env.task.randomization.mass=[0.8, 1.2]", "env.task.randomization.center_of_mass=0.01",
     "env.task.randomization.friction=[0.5, 0.7]", "env.task.randomization.damping=[2, 3]",
