@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         value: The checked value, repaired or unchanged.
-        ok: False where the caller keeps its old state; `[B]` or `[T, B]` at sites that check samples, else a scalar.
+        ok: False where the value is rejected; `[B]` or `[T, B]` at sites that check samples, else a scalar.
     """
 
     value: PyTree

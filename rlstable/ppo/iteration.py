@@ -5,7 +5,7 @@
             -> trust region -> metrics -> state guards
 
 The env guards run inside `collect`. With `ppo.normalizer_update=after` the normaliser follows the epochs. Each site
-runs its guards with one `fold`. If a guard rejects a value, `select` keeps the old one.
+runs its guards with one `fold`: bad samples are masked, bad updates leave the old parameters (`select`).
 
 The same function runs on one device and on many: it is mapped over the `data` axis. Devices exchange only gradients,
 statistics and counters.

@@ -149,6 +149,7 @@ def costs(rows: Sequence[Row]) -> str:
         least += [100 * (1 - row["ratio"]) for row in measured if row["sitting"] == measured[-1]["sitting"]]
     cost = f"; guards take {min(least):.0f} to {max(least):.0f} % of the speed of training" if least else ""
     machine = f"{devices[0]['kind']} with {devices[0]['cpus']} CPUs"
-    text = f"""Seconds from Enter to an evaluated return, with imports and compiling, on {machine}{cost}.
-A rival's time is that of its fastest settings ([benchmarks](docs/benchmarks.md)); `make race` measures again."""
-    return "\n".join([text, "", *pages.table(("task, return", *LABELS.values()), lines)])
+    text = f"Seconds from Enter to an evaluated return, with imports and compiling, on {machine}{cost}."
+    more = "Brackets: least and greatest of three. A rival's time is that of its fastest settings ([benchmarks]"
+    more += "(docs/benchmarks.md)); `make race` measures again."
+    return "\n".join([text, more, "", *pages.table(("task, return", *LABELS.values()), lines)])

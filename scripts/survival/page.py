@@ -57,14 +57,15 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
         shown = {case: [drawn[task, side, case][0] for side in sides] for case in measured}
         cells = pages.merged([(case, *texts, trips(by[task, "default", case])) for case, texts in shown.items()])
         lines += [f"## {TASKS.get(task, task)}", "", *pages.table(header, cells, (0, len(header) - 1)), ""]
-    own = {key: drawn[key] for key in drawn if key[1] == "default" and drawn[key][1] is not None}
+    own = {key: one for key, one in drawn.items() if key[1] == "default" and key[2] != "clean" and one[1] is not None}
     rest: dict[str, list[str]] = {}  # cases that are not green
     for (task, _, case), (text, colour) in own.items():
         if colour != GREEN:
             rest.setdefault(f"{TASKS.get(task, task)}, {text}", []).append(case)
     green = len(own) - sum(map(len, rest.values()))
     named = [f"- {about}: {', '.join(cases)}" for about, cases in rest.items()]
-    summary = [f"With the default guards, {green} of {len(own)} cells are green. The others are:", "", *named]
+    text = f"With the default guards, {green} of {len(own)} faults are green: least seed {ENOUGH} or more. The others:"
+    summary = [text, "", *named]
     parts = {"results": "\n".join([*lines, pages.machine()]), "rest": "\n".join(summary)}
     pages.fill(results.parent / "survival.md", parts)
     titles = [f"{TITLES[side]}\n" + TASKS.get(task, task).replace(", ", "\n") for task, side in columns]

@@ -172,7 +172,7 @@ def _answer(trained: Mapping[str, Sequence[Row]], tasks: Mapping[str, "Task"]) -
     idle, seeds = sum(stuck(own).sum() for own in curves.values()), sum(map(len, curves.values()))
     sentences = (
         f"{len(trained)} of {len(tasks)} tasks trained.",
-        f"{first} of {len(reached)} with a public record reach {ENOUGH:.0%} of it or more, {every} of every record.",
+        f"{first} of {len(reached)} with a public record reach {ENOUGH:.0%} of the first one, {every} of every one.",
         f"{above} are credibly above Brax's PPO at 50 million steps.",
         f"{idle} of {seeds} seeds learned nothing: less than a tenth of what the best seed of their task did.",
         f"Of the others, {ended} ended below {KEPT} of their highest evaluation, "

@@ -28,7 +28,7 @@ def test_readme_has_at_most_80_lines() -> None:
 
 def test_numbers_of_the_readme_are_those_of_the_pages() -> None:
     of_faults = numbers(r"of (\d+) injected faults, (\d+) leave the least seed", README)
-    assert of_faults == numbers(r"default guards, (\d+) of (\d+) cells are green", page("survival"))[::-1]
+    assert of_faults == numbers(r"default guards, (\d+) of (\d+) faults are green", page("survival"))[::-1]
     at_the_end = r"`guards=default` (\d+) of (\d+) \([\d.]+%\) at the end"
     assert numbers(r"(\d+) of (\d+) long trainings", README) == numbers(at_the_end, page("stability"))
     learned = numbers(r"(\d+) of (\d+) tasks reach 90 %", README)

@@ -136,7 +136,7 @@ def test_page_says_how_many_tasks_reach_their_record(tmp_path):
         [row(0, [2400.0]), row(1, [2500.0])], {"brax:hopper": HOPPER, "brax:ant": Task("brax", "ant", {})}, target
     )
     text = target.read_text()
-    assert "1 of 2 tasks trained. 1 of 1 with a public record reach 90% of it or more, 1 of every record." in text
+    assert "1 of 2 tasks trained. 1 of 1 with a public record reach 90% of the first one, 1 of every one." in text
     assert "0 of 2 seeds learned nothing" in text and "Of the others, 0 ended below 0.8" in text
     assert "2,450" in text
     assert "Not trained yet." in text  # Playground's tasks
