@@ -40,7 +40,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_dir(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two iterations."""
     folder = tmp_path_factory.mktemp("run")
-    words = ["env=robot_reach", f"env.xml={source}", "ppo=default", *SIZES, "total_steps=128"]
+    words = ["env=robot_reach", f"env.xml={source}", "ppo=default", *SIZES, "total_steps=128", "guards=off"]
     assert train(*words, f"hydra.run.dir={folder}") == 0
     return folder
 
