@@ -72,7 +72,7 @@ def test_environment_in_the_docs_can_be_trained(tmp_path: Path, monkeypatch: pyt
 
 def test_tilde_is_the_home_folder_of_every_function(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(here))
-    words = [*TINY, "total_steps=64", "logging=quiet", "eval.num_evals=1", "eval.num_envs=2"]
+    words = [*TINY, "total_steps=64", "logging=quiet", "eval.num_evals=1", "eval.num_envs=2", "guards=off"]
     run = here / "run"
     assert rlstable.fit(run_dir="~/run", overrides=words, compile_cache="~/cache").run_dir == run
     assert f"compile_cache: {here}/cache" in (run / "config.yaml").read_text()
@@ -106,7 +106,7 @@ def test_signal_ends_a_script_once_the_run_is_saved_and_a_notebook_gets_the_resu
     try:
         with contextlib.nullcontext() if in_notebook else pytest.raises(KeyboardInterrupt):
             kill = lambda *_: signal.raise_signal(number)  # noqa: E731
-            result = rlstable.fit(**SMALL, run_dir=tmp_path / "run", total_steps=6400, callback=kill)
+            result = rlstable.fit(**SMALL, run_dir=tmp_path / "run", total_steps=6400, guards="off", callback=kill)
             assert result.stop_reason.name == reason
     finally:
         signal.signal(number, before)
