@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 KEPT = 0.8
 ENOUGH = 0.9  # share of a public record
 _BARS = "▁▂▃▄▅▆▇█"
-_FILMS = 4  # in a row of the gallery
+_FILMS = 3  # in a row of the gallery
 STUCK = 0.1  # share of what the best seed of the task learned
 _HEADER = (
     "task", "recipe", "steps, millions", "minutes a seed", "last return, IQM [95 %]", "least seed", "handed over, IQM",
@@ -125,14 +125,14 @@ def _kept_out(own: Sequence[Row]) -> str:
 
 
 def write_gallery(rows: Sequence[Row], films: Mapping[str, str], path: Path) -> None:
-    """Fills in the page of films, by the names of their tasks, four in a row."""
+    """Fills in the page of films, by the names of their tasks."""
     cells = []
     for name, film in films.items():
         task, own = name.split(":")[1], latest(rows, name)
         last = interquartile_mean([curve(row)[-1] for row in own])
         steps, spent = max(row["steps"][-1] for row in own) / 1e6, minutes(own)
         about = f"{task}: {_text(last)}, {steps:.2g} million steps, {spent:.1f} minutes of one core"
-        cells.append(f'<img src="{film}" alt="{about}" width="240"><br>{about}')
+        cells.append(f"![{task}]({film})<br>{about}")
     lines = [cells[i : i + _FILMS] + [""] * (_FILMS - len(cells[i : i + _FILMS])) for i in range(0, len(cells), _FILMS)]
     pages.fill(path, {"films": "\n".join(pages.table([" "] * _FILMS, lines, range(_FILMS)))})
 

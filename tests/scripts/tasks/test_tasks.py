@@ -228,7 +228,7 @@ def test_gallery_has_a_film_of_each_task_with_what_it_returned(tmp_path):
     page.write_gallery(rows, {"brax:hopper": "gallery/brax_hopper.webp"}, tmp_path / "gallery.md")
     shown = (tmp_path / "gallery.md").read_text()
     about = "hopper: 3,001, 0.5 million steps, 1.0 minutes of one core"
-    assert f'| <img src="gallery/brax_hopper.webp" alt="{about}" width="240"><br>{about} |  |  |  |' in shown
+    assert f"| ![hopper](gallery/brax_hopper.webp)<br>{about} |  |  |" in shown
     assert page.line(rows, "brax:hopper", HOPPER)[10] == "0.01; 6"
 
 
