@@ -26,7 +26,7 @@ BUDGETS = {"core": 6595, "run": 14_330, "apps": 10_970}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 29
 OTHERS = {"scripts": 3930, "tests": 30_510}
-DOCS = 4620  # lines of Markdown
+DOCS = 4605  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:
