@@ -48,6 +48,7 @@ def opened(path: Path, size: tuple[int, int] = DESKTOP, dark: bool = False) -> I
             page = browser.new_page(
                 viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
             )
+            page.set_default_timeout(300_000)  # ms; software draws slowly on a loaded machine
             found = Opened(page, [], [])
             address = path.absolute().as_uri()
             page.on("request", lambda request: request.url != address and found.requests.append(request.url))
