@@ -137,7 +137,7 @@ def test_curriculum_goes_back_with_a_rollback(tmp_path: Path) -> None:
 def test_curriculum_continues_exactly_after_a_resume(tmp_path: Path) -> None:
     words = ["env=robot_velocity", f"env.xml={MODELS / 'quadruped.xml'}", "ppo=default", *SIZES, FORWARD, "devices=1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    words += ["eval.num_evals=0"]
+    words += ["eval.num_evals=0", "env.task.rewards.short_steps=null"]  # its curriculum ends with the run
     assert typed(main, *words, "total_steps=256", f"hydra.run.dir={whole}") == 0
     assert typed(main, *words, "total_steps=128", f"hydra.run.dir={parts}") == 0
     assert typed(main, f"resume={parts}", "total_steps=256") == 0
