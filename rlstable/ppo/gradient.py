@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.device.trees import Observation, PyTree
 from rlstable.guards import masked
@@ -59,7 +60,8 @@ class LossGradient:
 
         parts, targets, valid = self.loss.config.gradient_accumulation, minibatch.targets, minibatch.collected.valid
         if parts > 1 and targets is None:
-            values = self._values(params, statistics, minibatch.collected.observation, parts)
+            observation = minibatch.collected.observation
+            values = estimate_values(self.loss.networks, params, statistics, observation, parts)
             targets = self.loss.estimate(params, statistics, minibatch.collected, values)
         if targets is not None:
             targets, std = self.loss.standardized(targets, valid, valid_share)
@@ -91,10 +93,8 @@ class LossGradient:
         def rows(x: jax.Array) -> jax.Array:
             return jnp.swapaxes(x.reshape(unrolls, length, envs), 1, 2).reshape(-1, length)
 
-        # With gradient accumulation the whole batch must not need more memory than one part of a minibatch.
-        parts = config.gradient_accumulation
-        parts = 1 if parts == 1 else parts * config.num_minibatches
-        values = self._values(params, statistics, swap_axes(data.observation), parts)
+        networks, observation = self.loss.networks, swap_axes(data.observation)
+        values = estimate_values(networks, params, statistics, observation, parts_of_batch(config))
         joined = data._replace(
             reward=sequences(data.reward),
             truncation=sequences(data.truncation),
@@ -106,22 +106,30 @@ class LossGradient:
 
     def expected_rewards(self, params: Params, statistics: Statistics, data: Collected) -> jax.Array:
         """Rewards that the value network expects, `[rows, T]`: value minus discounted next value."""
-        parts = self.loss.config.gradient_accumulation
-        values = self._values(params, statistics, swap_axes(data.observation), parts)
+        networks, observation = self.loss.networks, swap_axes(data.observation)
+        values = estimate_values(networks, params, statistics, observation, parts_of_batch(self.loss.config))
         last = self.loss.networks.value(params, statistics, swap_axes(data.bootstrap_observation))
         following = swap_axes(jnp.concatenate([values[1:], last], axis=0))
         return swap_axes(values) - self.loss.config.discounting * (1.0 - data.termination) * following
 
-    def _values(self, params: Params, statistics: Statistics, observation: Observation, parts: int) -> jax.Array:
-        """Value estimates `[T, B]`, computed in parts."""
 
-        def value(observation: Observation) -> jax.Array:
-            return self.loss.networks.value(params, statistics, observation)
+def parts_of_batch(ppo: PPOConfig) -> int:
+    """Parts of a whole batch for `estimate_values`: with gradient accumulation one must need no more than SGD."""
+    return 1 if ppo.gradient_accumulation == 1 else ppo.gradient_accumulation * ppo.num_minibatches
 
-        if parts == 1:
-            return value(observation)
-        values = jax.lax.map(value, _split(observation, parts))
-        return jnp.moveaxis(values, 0, 1).reshape(values.shape[1], -1)
+
+def estimate_values(
+    networks: Networks, params: Params, statistics: Statistics, observation: Observation, parts: int
+) -> jax.Array:
+    """Value estimates `[T, B]`, computed in parts."""
+
+    def value(observation: Observation) -> jax.Array:
+        return networks.value(params, statistics, observation)
+
+    if parts == 1:
+        return value(observation)
+    values = jax.lax.map(value, _split(observation, parts))
+    return jnp.moveaxis(values, 0, 1).reshape(values.shape[1], -1)
 
 
 def preprocess_batch(networks: Networks, statistics: Statistics, data: Collected) -> Collected:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from rlstable.config.ppo import PPOConfig
 from rlstable.config.schema import INT32_MAX
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
@@ -18,8 +16,9 @@ from rlstable.device.packed import PackedRows
 from rlstable.device.trees import TRAINED_STEPS, EnvState, PyTree
 from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, initial_states
+from rlstable.ppo.gradient import estimate_values, parts_of_batch
 from rlstable.ppo.networks import Networks, joined
-from rlstable.ppo.records import Collected
+from rlstable.ppo.records import Collected, swap_axes
 from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import Slot, TrainState
 
@@ -154,17 +153,11 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
     # `[unrolls, T, envs, ...]` to `[rows, T, ...]`
     data = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], *x.shape[3:]), data)
     if ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration":
-        data = data._replace(value=_values(state, data, networks, ppo))
+        observation = swap_axes(data.observation)
+        values = estimate_values(networks, state.params, state.normalizer, observation, parts_of_batch(ppo))
+        data = data._replace(value=swap_axes(values))
     metrics, count = _episode_metrics(episodes, data.valid)
     return Rollout(env_state, guard_state, data, metrics, count, incident)
-
-
-def _values(state: TrainState, data: Collected, networks: Networks, ppo: PPOConfig) -> jax.Array:
-    """Value estimates `[rows, T]`; with gradient accumulation in parts, so that the whole batch need not fit."""
-    parts = 1 if ppo.gradient_accumulation == 1 else ppo.gradient_accumulation * ppo.num_minibatches
-    split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), data.observation)
-    values = jax.lax.map(functools.partial(networks.value, state.params, state.normalizer), split)
-    return jnp.reshape(values, data.reward.shape)
 
 
 def _with_trained_steps(env_state: EnvState, steps: WideCounter) -> EnvState:

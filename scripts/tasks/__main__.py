@@ -110,7 +110,10 @@ def train(overrides: Sequence[str], seeds: range, kept: Path | None = None) -> l
         if kept is not None:
             median = sorted(rows, key=lambda row: page.curve(row)[-1])[len(rows) // 2]["seed"]
             shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(folders[median], kept)
+            try:
+                shutil.copytree(folders[median], kept)
+            except OSError as error:  # the rows of hours of training are not saved yet
+                print(f"tasks: {kept} is not kept: {error}", file=sys.stderr, flush=True)
         return rows
 
 
