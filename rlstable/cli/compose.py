@@ -114,14 +114,6 @@ def _time_limit(_root_: DictConfig) -> int:
     return spec_of(str(task)).episode_length
 
 
-def _typed(composed: DictConfig) -> Config:
-    try:
-        data: Any = OmegaConf.to_container(composed, resolve=True)
-    except OmegaConfBaseException as error:
-        raise explain(error) from error
-    return load({key: value for key, value in data.items() if key != "hydra"})
-
-
 def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
     """The configuration to run. With `resume=<folder>`, the saved configuration with the overrides applied.
 
@@ -136,7 +128,11 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
                 f"env.source: {source} alone keeps the recipe of another environment; write env={source} "
                 f"env.name={typed.get('env.name', _EXAMPLES[source])}, and ppo=<recipe> to choose another recipe"
             )
-        return _typed(composed)
+        try:
+            data: Any = OmegaConf.to_container(composed, resolve=True)
+        except OmegaConfBaseException as error:
+            raise explain(error) from error
+        return load({key: value for key, value in data.items() if key != "hydra"})
     saved_file = expand_home(str(resume)) / "config.yaml"
     if not saved_file.is_file():
         raise ConfigError(f"resume: {resume} is not a run folder, it has no config.yaml; give runs/<env>/<time>")

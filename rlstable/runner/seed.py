@@ -37,7 +37,7 @@ from rlstable.runner.programs import Programs
 from rlstable.runner.resume import resume
 from rlstable.runner.saving import Saving
 from rlstable.runner.setup import TrainingSetup
-from rlstable.supervise.incident import Incidents
+from rlstable.supervise.incident import Incidents, limits_of
 from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.recovery import Recovery
 from rlstable.supervise.snapshots import Snapshots
@@ -176,18 +176,20 @@ def open_seed(
         state = setup.first_state(keys.init, keys.resets, fault, ahead=not resumes and not programs.shared)
         if resumes:
             state = resume(saving, state, functools.partial(keys.between, Draw.CONVERSION))
-        causes, watches = cause_names(setup.env.guards), config.watches_return
-        incidents = Incidents(run_dir, config, causes, programs.versions, host.incidents, log.event)
+        limits, causes, watches = limits_of(config.guards), cause_names(setup.env.guards), config.watches_return
+        settings = config.model_dump(mode="json")
+        about = {"seed": config.seed, "fault": fault.site, "versions": programs.versions, "config": settings}
+        args = config.supervise.incident, limits, causes, about, host.incidents, log.event
         seed = Seed(
             config, run_dir, programs, host, keys, Schedule(config, host), log, state, snapshots,
             Recovery(config.supervise.recovery, _patience(config.guards)),
             ReturnCheck(config.guards.return_watch, config.total_steps, host, keys, snapshots, log.event, watches),
-            incidents, saving, closing, confirmed_of(run_dir) if resumes else {},
+            Incidents(run_dir, *args), saving, closing, confirmed_of(run_dir) if resumes else {},
         )  # fmt: skip
         if not resumes:
             seed.keep_last_good()
         if hosts.is_writer():
-            write_config(run_dir, config.model_dump(mode="json"), programs.machine)
+            write_config(run_dir, settings, programs.machine)
             keep(config.env, run_dir, log.event)
         log.start()
     except BaseException:

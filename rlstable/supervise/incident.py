@@ -21,6 +21,7 @@ import numpy as np
 
 from rlstable.config import Config, ConfigError, load
 from rlstable.config.guards import GuardsConfig, QuarantineConfig
+from rlstable.config.supervise import IncidentConfig
 from rlstable.guards.base import GREATEST_NORM
 from rlstable.guards.env import ACCELERATIONS, COORDINATES
 from rlstable.io.arrays import copy_out
@@ -72,34 +73,37 @@ def limits_of(guards: GuardsConfig) -> QuarantineConfig:
 class Incidents:
     """Writes captured environments: at most one per device and window of iterations, and `keep` in the whole run.
 
-    `causes` are the names of the flags of a slot, `guard/cause` each. `state` is changed in place.
+    `causes` are the names of the flags of a slot, `guard/cause` each. `about` are the facts that all incidents of the
+    run share, `config` among them. `state` is changed in place.
     """
 
     def __init__(
         self,
         run_dir: Path,
-        config: Config,
+        config: IncidentConfig,
+        limits: QuarantineConfig,
         causes: list[str],
-        versions: Mapping[str, str],
+        about: Mapping[str, Any],
         state: IncidentState,
         event: Callable[..., None],
     ):
         self._folder = run_dir / "incidents"
         self._config = config
+        self._limits = limits
         self._causes = causes
-        self._versions = versions
+        self._about = about
         self._state = state
         self._event = event
 
     def wanted(self, at: int) -> bool:
         """Whether to write the environments captured in an iteration; `at` includes rolled back iterations."""
-        config, last = self._config.supervise.incident, self._state.last
+        config, last = self._config, self._state.last
         return self._state.count < config.keep and (last is None or at >= last + config.window)
 
     def opens_after(self, at: int) -> bool:
         """Whether to empty the slots after an iteration, so that the next bad environment is captured."""
         last = self._state.last
-        return last is not None and self.wanted(at + 1) and at + 1 == last + self._config.supervise.incident.window
+        return last is not None and self.wanted(at + 1) and at + 1 == last + self._config.window
 
     def write(self, slot: Slot, iteration: int, at: int, level: Mapping[str, str], num_envs: int) -> None:
         """Writes the environments that the slots captured, in the order of their steps. An error never ends the run.
@@ -109,7 +113,7 @@ class Incidents:
         """
         records = slot.record.take(np.arange(len(slot.record)))
         captured = sorted((int(records["clock"][device]), device) for device in np.flatnonzero(slot.taken))
-        for _, device in captured[: self._config.supervise.incident.keep - self._state.count]:
+        for _, device in captured[: self._config.keep - self._state.count]:
             record = jax.tree.map(lambda x, device=device: x[device], records)
             try:
                 facts, arrays = self._describe(record)
@@ -127,13 +131,14 @@ class Incidents:
 
     def _describe(self, record: Any) -> tuple[dict[str, Any], Any]:
         """The facts about one environment, and its arrays by name."""
+        settings = self._about["config"]
         leaves, values = copy_out(record)
         arrays = {leaf.path: value for leaf, value in zip(leaves, values, strict=True)}
         flags, index, clock = (arrays.pop(name) for name in ("causes", "environment", "clock"))
         after = {name.removeprefix("after/"): x for name, x in arrays.items() if name.startswith("after/")}
-        step, repeat = divmod(int(clock), self._config.env.action_repeat)
-        unroll, step = divmod(step, self._config.ppo.unroll_length)
-        bad_numbers = find_bad_numbers(after | {"action": arrays["action"]}, limits_of(self._config.guards))
+        step, repeat = divmod(int(clock), settings["env"]["action_repeat"])
+        unroll, step = divmod(step, settings["ppo"]["unroll_length"])
+        bad_numbers = find_bad_numbers(after | {"action": arrays["action"]}, self._limits)
         facts = {
             "causes": [cause for cause, flag in zip(self._causes, flags, strict=True) if flag],
             "bad": [{**bad._asdict(), "text": str(bad)} for bad in bad_numbers[:_MOST_BAD]],
@@ -141,10 +146,7 @@ class Incidents:
             "step": step,
             "repeat": repeat,
             "environment": int(index),
-            "seed": self._config.seed,
-            "fault": self._config.fault.site,
-            "versions": dict(self._versions),
-            "config": self._config.model_dump(mode="json"),
+            **self._about,
         }
         return facts, arrays
 

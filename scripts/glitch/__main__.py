@@ -144,8 +144,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             for rate in (0.0,) if glitch.name == "none" else asked.rate or RATES:
                 for side in asked.side or SIDES:
                     about = {"task": task, "side": side, "glitch": glitch.name, "rate": rate}
-                    if len(results.matching(results.read(asked.out), **about)) < asked.seeds:
-                        results.add(asked.out, train(task, side, glitch, rate, range(asked.seeds)))
+                    if (have := len(results.matching(results.read(asked.out), **about))) < asked.seeds:
+                        results.add(asked.out, train(task, side, glitch, rate, range(have, asked.seeds)))
                     returns = [row["return"] for row in results.matching(results.read(asked.out), **about)]
                     print(*about.values(), [value and round(value, 1) for value in returns], flush=True)
     write_page(results.read(asked.out), asked.out.parent / "survival.md")

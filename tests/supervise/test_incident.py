@@ -11,6 +11,7 @@ from toys import tiny_config
 
 from rlstable.config import ConfigError
 from rlstable.config.guards import QuarantineConfig
+from rlstable.config.supervise import IncidentConfig
 from rlstable.supervise import incident
 from rlstable.supervise.incident import (
     Incidents,
@@ -104,8 +105,8 @@ def test_damaged_incident_is_a_one_line_error(tmp_path: Path, damage: Any, messa
 
 def incidents(caught: IncidentState | None = None, **fields: Any) -> tuple[Incidents, IncidentState]:
     own = IncidentState() if caught is None else caught
-    config = tiny_config(guards={}, supervise={"incident": fields})
-    return Incidents(Path("nowhere"), config, [], {}, own, lambda kind, **fields: None), own
+    args = IncidentConfig(**fields), QuarantineConfig(), [], {}, own, lambda kind, **fields: None
+    return Incidents(Path("nowhere"), *args), own
 
 
 def test_one_incident_per_window_is_saved() -> None:
@@ -132,9 +133,9 @@ def test_failure_to_save_an_incident_is_an_event(tmp_path: Path, monkeypatch: py
 
     events: list[tuple[str, Any]] = []
     caught = IncidentState()
-    own = Incidents(
-        tmp_path, tiny_config(guards={}), [], {}, caught, lambda kind, **fields: events.append((kind, fields))
-    )
+    about = {"config": tiny_config().model_dump(mode="json")}
+    args = [], about, caught, lambda kind, **fields: events.append((kind, fields))
+    own = Incidents(tmp_path, IncidentConfig(), QuarantineConfig(), *args)
     monkeypatch.setattr(incident, "write", lambda *_: None)
     own.write(incident.Slot(np.ones(1, bool), np.zeros(1, np.int32), Record()), 4, 6, {}, 8)
     assert [kind for kind, _ in events] == ["incident_failed"]
