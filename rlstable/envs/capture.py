@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rlstable.device.packed import PackedRows
-from rlstable.device.shared import row
+from rlstable.device.shared import row, without_shared
 from rlstable.device.transforms import select_if
 from rlstable.device.trees import EnvState, PyTree
 from rlstable.guards.base import Guard, GuardState
@@ -25,16 +24,6 @@ _INTEGRATION_STATE = (
     "mocap_quat", "userdata", "q", "qd", "x", "xd",
 )  # fmt: skip
 _STEP_RESULT = ("qacc", *_INTEGRATION_STATE)
-
-
-class StepRecord(NamedTuple):
-    """One environment step of every environment of this device."""
-
-    before: EnvState  # argument of `env.step`, [B]
-    action: jax.Array  # of the policy, [B, A]
-    after: EnvState  # result of `env.step`, before any environment is reset
-    causes: jax.Array  # whether a cause applies, bool [causes, B], in the order of `cause_names`
-    key: jax.Array  # of the step, for the action's noise and the draws from the pool
 
 
 def cause_names(guards: Mapping[str, Guard]) -> list[str]:
@@ -65,7 +54,7 @@ def empty(guards: Mapping[str, Guard], state: EnvState, action_size: int, device
 
     def record(state: EnvState, action: jax.Array, key: jax.Array) -> dict[str, PyTree]:
         causes = jnp.zeros((len(cause_names(guards)), len(action)), bool)
-        return _record(StepRecord(state, action, state, causes, key), jnp.int32(0), jnp.int32(0))
+        return _record(packed(state), (action, state, causes), jnp.int32(0), jnp.int32(0), key)
 
     action = jax.ShapeDtypeStruct((state.reward.shape[0], action_size), jnp.float32)
     with jax.enable_x64(True):  # keeps float64 physics as float64; other types stay the same too
@@ -74,27 +63,33 @@ def empty(guards: Mapping[str, Guard], state: EnvState, action_size: int, device
     return Slot(np.zeros(devices, bool), np.zeros(devices, np.int32), PackedRows.of(blank))
 
 
-def catch(slot: Slot, step: StepRecord, bad: jax.Array) -> Slot:
-    """Counts the step, and records its first bad environment (bool `[B]`) if this device's slot `[1]` is empty."""
+def catch(slot: Slot, action: jax.Array, after: EnvState, causes: jax.Array, key: jax.Array, bad: jax.Array) -> Slot:
+    """Counts the step, and records its first bad environment (bool `[B]`) if this device's slot `[1]` is empty.
+
+    `after` is the result of `env.step` before any environment is reset, `causes` are `flags`, `key` is the step's.
+    """
 
     def fill(slot: Slot) -> Slot:
-        record = _record(step, jnp.argmax(bad).astype(jnp.int32), slot.clock[0])
-        return Slot(jnp.ones_like(slot.taken), slot.clock, PackedRows.of(jax.tree.map(lambda x: x[None], record)))
+        index = jnp.argmax(bad).astype(jnp.int32)
+        record = _record(slot.before, (action, after, causes), index, slot.clock[0], key)
+        rows = PackedRows.of(jax.tree.map(lambda x: x[None], record))
+        return dataclasses.replace(slot, taken=jnp.ones_like(slot.taken), record=rows)
 
     slot = select_if(jnp.any(bad) & ~slot.taken[0], fill, slot)
     return dataclasses.replace(slot, clock=slot.clock + 1)
 
 
-def _record(step: StepRecord, index: jax.Array, clock: jax.Array) -> dict[str, PyTree]:
+def packed(state: EnvState) -> PackedRows:
+    """The parts of batched states, arguments of `env.step`, that a replay needs."""
+    return PackedRows.of(without_shared(_select_physics(_INTEGRATION_STATE, state)))
+
+
+def _record(before: PackedRows, step: PyTree, index: jax.Array, clock: jax.Array, key: jax.Array) -> dict[str, PyTree]:
     """The record of one environment; typed random keys are stored as integers."""
-    batched = {
-        "before": _select_physics(_INTEGRATION_STATE, step.before),
-        "action": step.action,
-        "after": _select_physics(_STEP_RESULT, step.after),
-        "causes": step.causes.T,
-    }
-    own = jax.tree.map(_storable, row(batched, index))
-    return own | {"environment": index, "clock": clock, "key": _storable(step.key)}
+    action, after, causes = step
+    own = row({"action": action, "after": _select_physics(_STEP_RESULT, after), "causes": causes.T}, index)
+    own = jax.tree.map(_storable, own | {"before": before.take(index), "key": key})
+    return own | {"environment": index, "clock": clock}
 
 
 def _select_physics(names: tuple[str, ...], state: EnvState) -> EnvState:

@@ -130,12 +130,8 @@ class VectorEnv:
         keeps its state in later repeats. Rewards and metrics are summed over the repeats. The second result says which
         environments are not bad, `[B]`; a Python `True` without guards.
         """
-        first, done, start = state.info[FIRST_STATE], state.done, without_first_state(state)
-        steps = jnp.where(done > 0, 0.0, start.info["steps"])
-        # The environment may write its own truncation.
-        info = {**start.info, "steps": steps, "truncation": jnp.zeros_like(done)}
-        start = start.replace(done=jnp.zeros_like(done), info=info)
-        alive = jnp.ones(done.shape, bool)
+        first, start = state.info[FIRST_STATE], _start(state)
+        alive = jnp.ones(start.done.shape, bool)
 
         def repeat(carry: PyTree, _: None) -> tuple[PyTree, PyTree]:
             state, alive, guard_state, incident = carry
@@ -151,7 +147,9 @@ class VectorEnv:
             _, ok, new_guard_state = fold(self.guards, context, guard_state)
             if incident is not None:
                 causes = capture.flags(self.guards, context, guard_state, new_guard_state)
-                incident = capture.catch(incident, capture.StepRecord(state, action, stepped, causes, key), plays & ~ok)
+                incident = capture.catch(incident, action, stepped, causes, key, plays & ~ok)
+                if self.action_repeat > 1:
+                    incident = dataclasses.replace(incident, before=capture.packed(stepped))
             return (stepped, both(ok, alive), new_guard_state, incident), added
 
         carry = (start, alive, guard_state, incident)
@@ -191,6 +189,10 @@ class VectorEnv:
             return state
         rows = jnp.full(state.done.shape, -1, jnp.int32)
         return state.replace(info={**state.info, FIRST_STATE: NotedRows(state.info[FIRST_STATE], rows)})
+
+    def packed(self, state: EnvState) -> PackedRows:
+        """The parts of the states before their next step that an incident records."""
+        return capture.packed(_start(state))
 
     def end(self, state: EnvState, pool: PackedRows | None) -> EnvState:
         """The states after the steps of an iteration: noted rows of the pool replace the cached first states."""
@@ -310,6 +312,15 @@ def _is_key(x: jax.Array) -> bool:
         return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     raw = jax.eval_shape(lambda: jax.random.PRNGKey(0))  # a new function, because JAX may change its default
     return x.shape[-1:] == raw.shape
+
+
+def _start(state: EnvState) -> EnvState:
+    """The argument of the environments' next step."""
+    start, done = without_first_state(state), state.done
+    steps = jnp.where(done > 0, 0.0, start.info["steps"])
+    # The environment may write its own truncation.
+    info = {**start.info, "steps": steps, "truncation": jnp.zeros_like(done)}
+    return start.replace(done=jnp.zeros_like(done), info=info)
 
 
 def _truncate_bad(state: EnvState, ok: jax.Array | bool, before: dict[str, PyTree]) -> EnvState:

@@ -47,6 +47,9 @@ class TrainingEnv(Protocol):
     def begin(self, state: EnvState, pool: PackedRows | None) -> EnvState:
         """The states before the steps of an iteration."""
 
+    def packed(self, state: EnvState) -> PackedRows:
+        """The parts of the states before their next step that an incident records."""
+
     def step(
         self,
         state: EnvState,
@@ -97,11 +100,16 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
     """Runs every environment for as many unrolls as one iteration needs, with a random key of this device."""
     ppo = settings.ppo
 
+    def ready(env_state: EnvState, guard_state: dict[str, GuardState], incident: Slot | None) -> _Running:
+        env_state = _with_trained_steps(env_state, state.counters.env_steps)
+        if incident is not None:
+            incident = dataclasses.replace(incident, before=env.packed(env_state))
+        return env_state, guard_state, incident
+
     def act_and_step(
         running: _Running, random: tuple[jax.Array, jax.Array]
     ) -> tuple[_Running, tuple[dict[str, PyTree], _Episodes]]:
         (env_state, guard_state, incident), (key, noise) = running, random
-        env_state = _with_trained_steps(env_state, state.counters.env_steps)
         observation = networks.select(env_state.obs)
         memory = networks.memory(env_state.obs)
         distribution, memory = networks.act(state.params, state.normalizer, observation, memory)
@@ -125,7 +133,7 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         if settings.staggered:  # the first episode of an environment is not whole
             done = jnp.where(info["steps"] == totals["length"], done, 0.0)
         episodes = _Episodes(step.state.reward, done, totals)
-        return (step.state, step.guard_state, step.incident), (sample, episodes)
+        return ready(step.state, step.guard_state, step.incident), (sample, episodes)
 
     def unroll(
         carry: tuple[_Running, jax.Array], _: None
@@ -139,17 +147,14 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
         last, memory = jax.tree.map(lambda x: x[None], (networks.select(running[0].obs), first))
         return (running, next_key), (Collected(**samples, bootstrap_observation=last, memory=memory), episodes)
 
-    running = (
-        env.begin(state.env_state, state.reset_pool),
-        initial_states(env.guards, state.guard_memory),
-        state.incident,
-    )
+    begun, guards = env.begin(state.env_state, state.reset_pool), initial_states(env.guards, state.guard_memory)
+    running = ready(begun, guards, state.incident)
     ((env_state, guard_state, incident), _), (data, episodes) = jax.lax.scan(
         unroll, (running, key), None, length=ppo.rows // ppo.num_envs
     )
     env_state = env.end(env_state, state.reset_pool)
     if incident is not None:
-        incident = dataclasses.replace(incident, clock=jnp.zeros_like(incident.clock))
+        incident = dataclasses.replace(incident, clock=jnp.zeros_like(incident.clock), before=None)
     # `[unrolls, T, envs, ...]` to `[rows, T, ...]`
     data = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], *x.shape[3:]), data)
     if ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration":

@@ -87,11 +87,14 @@ class Slot:
         clock: Environment steps since the iteration began, int32 `[devices]`, action repeats included; 0 between
             iterations.
         record: The environment before and after its step, the action, and the causes, `[devices]`.
+        before: Arguments of the next environment step, `[B]`, kept apart from the states: XLA copies each array of a
+            state that is read after its successor is written. None between iterations.
     """
 
     taken: Any  # a NumPy array on the host
     clock: Any
     record: PackedRows
+    before: Any = None  # `PackedRows`
 
 
 @jax.tree_util.register_dataclass

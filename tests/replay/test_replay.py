@@ -163,5 +163,5 @@ class Keyed(PointMass):
     def step(self, state: Any, action: jax.Array) -> Any:
         key, draw = jax.random.split(state.info["typed"])
         state = super().step(state, action)
-        noise = 1e7 * (1.0 + jax.random.uniform(draw))
+        noise = 1e12 * (1.0 + jax.random.uniform(draw))
         return state.replace(obs=state.obs.at[3].add(noise), info={**state.info, "typed": key})
