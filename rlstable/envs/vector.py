@@ -216,26 +216,27 @@ class VectorEnv:
         done, noted = state.done > 0, state.info[FIRST_STATE]
         bad = jnp.zeros(done.shape, bool) if isinstance(ok, bool) else ~ok
         draws = done if self.reset_from_pool else bad
-        rows = jax.random.randint(jax.random.fold_in(key, 1), done.shape, 0, len(pool))
-        rows = jnp.where(draws, rows, noted.rows)
-        from_pool = done & (rows >= 0)
+        from_pool = done & (draws | (noted.rows >= 0))
 
         def draw(parts: dict[str, PyTree]) -> dict[str, PyTree]:
+            rows = jax.random.randint(jax.random.fold_in(key, 1), done.shape, 0, len(pool))
+            rows = jnp.where(draws, rows, parts["rows"])
             drawn = pool.take(jnp.where(from_pool, rows, 0))  # the others all read row 0, so a GPU moves less memory
             info = _with_kept(drawn["info"], parts["info"])
             return {
                 "first": select(~from_pool, parts["first"], drawn["first"]),
                 "info": select(~draws, parts["info"], info),
                 "metrics": select(~bad, parts["metrics"], drawn["metrics"]),
+                "rows": rows,
             }
 
-        before = {"first": noted.cached, "info": _rest(state), "metrics": state.metrics}
+        before = {"first": noted.cached, "info": _rest(state), "metrics": state.metrics, "rows": noted.rows}
         parts = with_shared_of(select_if(jnp.any(from_pool), draw, without_shared(before)), before)
         state = _with_rest(state.replace(metrics=parts["metrics"]), parts["info"])
         state = _reset_finished(state.replace(info={**state.info, FIRST_STATE: parts["first"]}))
         # A CPU has replaced the rows in place. On an accelerator that would copy all of them, and `end` does it once.
         cached = noted.cached if on_accelerator() else parts["first"]
-        return state.replace(info={**state.info, FIRST_STATE: NotedRows(cached, rows)})
+        return state.replace(info={**state.info, FIRST_STATE: NotedRows(cached, parts["rows"])})
 
 
 def episode_entries(metrics: Mapping[str, PyTree], zeros: PyTree) -> dict[str, PyTree]:
