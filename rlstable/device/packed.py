@@ -73,7 +73,7 @@ def _length(x: jax.Array) -> int | None:
 
 def concatenate(parts: Sequence[PyTree], axis: int = 0) -> PyTree:
     """Concatenates arrays: with JAX if they are traced or typed random keys, else with NumPy."""
-    traced = isinstance(parts[0], jax.core.Tracer) or jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key)
+    traced = any(isinstance(x, jax.core.Tracer) for x in parts) or jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key)
     return jax.lax.concatenate(parts, axis) if traced else np.concatenate(parts, axis)
 
 

@@ -80,7 +80,7 @@ def _mistakes(env: Env, name: str, network: NetworkConfig | None) -> Iterator[st
     first = yield from _traced(env, name, "reset", jax.random.PRNGKey(0))
     yield from _reset_mistakes(first, env)
     yield from _observation_mistakes(first, network)
-    added = episode_entries(first.metrics, jax.ShapeDtypeStruct((), jnp.float32))
+    added = episode_entries(jax.ShapeDtypeStruct((), jnp.float32))
     before = first.replace(info={**first.info, **added})
     after = yield from _traced(env, name, "step", before, jax.ShapeDtypeStruct((size,), jnp.float32))
     yield from _step_mistakes(before, after, added)
@@ -143,7 +143,7 @@ def _trace_several(env: Env, name: str, size: int) -> None:
 
     def reset_and_step(keys: jax.Array, actions: jax.Array) -> EnvState:
         state = mark(jax.vmap(env.reset)(keys), env.reset, keys)
-        added = episode_entries(state.metrics, jnp.zeros(keys.shape[:1]))
+        added = episode_entries(jnp.zeros(keys.shape[:1]))
         return vmapped(env.step, state.replace(info={**state.info, **added}), actions)
 
     try:

@@ -27,10 +27,10 @@ from rlstable.guards.env import EnvContext, physics, physics_field, without_fiel
 from rlstable.ppo.rollout import Step
 from rlstable.ppo.state import Slot
 
-# Entries of `info`: the cached first state, and the description of the episode. The first state is packed, because as
-# separate arrays it would double the number of arrays in the training state.
-FIRST_STATE = "first_state"
-_EPISODE = ("steps", "truncation", "time_out", "episode_done", "episode_metrics")
+# Entries of `info` that environments do not see: the cached first state and the sums over the episode. They are packed,
+# because as separate arrays they would double the number of arrays in the training state.
+FIRST_STATE, TOTALS = "first_state", "episode_metrics"
+_EPISODE = ("steps", "truncation", "time_out", "episode_done", TOTALS)
 # Entries of the environment that Playground's BraxAutoResetWrapper keeps at a reset, and in which it counts episodes.
 _PRESERVED, _DONE_COUNT = "AutoResetWrapper_preserve_info", "AutoResetWrapper_done_count"
 GuardStates = dict[str, GuardState]  # by name
@@ -75,8 +75,11 @@ class VectorEnv:
         state = mark(jax.vmap(self.env.reset)(keys), self.env.reset, keys)
         zeros = jnp.zeros(keys.shape[:1])
         cached = {"physics": physics(state), "obs": state.obs} | ({"rest": _rest(state)} if self.restore_info else {})
-        first = PackedRows.of(without_shared(cached))
-        return state.replace(info={**state.info, **episode_entries(state.metrics, zeros), FIRST_STATE: first})
+        ours = {
+            FIRST_STATE: PackedRows.of(without_shared(cached)),
+            TOTALS: PackedRows.of(dict.fromkeys(("sum_reward", "length", *state.metrics), zeros)),
+        }
+        return state.replace(info={**state.info, **episode_entries(zeros), **ours})
 
     def clean(self, state: EnvState) -> jax.Array:
         """Whether the env guards accept a first state, bool `[B]`."""
@@ -87,7 +90,7 @@ class VectorEnv:
 
     def empty_slot(self, state: EnvState, action_size: int, devices: int) -> Slot:
         """Empty slots for the first bad environment of every device, on the host, from the shapes of a state."""
-        return capture.empty(self.guards, without_first_state(state), action_size, devices)
+        return capture.empty(self.guards, as_environments_see(state), action_size, devices)
 
     def step(
         self,
@@ -130,7 +133,7 @@ class VectorEnv:
         keeps its state in later repeats. Rewards and metrics are summed over the repeats. The second result says which
         environments are not bad, `[B]`; a Python `True` without guards.
         """
-        first, start = state.info[FIRST_STATE], _start(state)
+        ours, start = {name: state.info[name] for name in (FIRST_STATE, TOTALS)}, _start(state)
         alive = jnp.ones(start.done.shape, bool)
 
         def repeat(carry: PyTree, _: None) -> tuple[PyTree, PyTree]:
@@ -158,7 +161,7 @@ class VectorEnv:
         else:
             (state, alive, guard_state, incident), each = jax.lax.scan(repeat, carry, None, length=self.action_repeat)
             reward, metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), each)
-        info = {**state.info, "steps": start.info["steps"], FIRST_STATE: first}
+        info = {**state.info, "steps": start.info["steps"], **ours}
         state = state.replace(reward=reward, metrics=metrics, info=info)
         return state, (alive if self.guards else True), guard_state, incident
 
@@ -177,11 +180,11 @@ class VectorEnv:
         added = {**state.metrics, "sum_reward": state.reward, "length": jnp.full_like(steps, self.action_repeat)}
         if "reward" in state.metrics:
             added["reward"] = state.reward
-        totals = dict(before["episode_metrics"])
-        for name, value in added.items():
-            value = select(ok, value, jnp.zeros_like(value))
-            totals[name] = jnp.where(new_episode, 0.0, totals[name]) + value
-        return {"steps": steps, "truncation": truncation.astype(steps.dtype), "episode_metrics": totals}
+        totals = before[TOTALS]
+        values = PackedRows.of({name: value.astype(steps.dtype) for name, value in added.items()})
+        none = jax.tree.map(jnp.zeros_like, values)
+        totals = jax.tree.map(jnp.add, select(new_episode, none, totals), select(ok, values, none))
+        return {"steps": steps, "truncation": truncation.astype(steps.dtype), TOTALS: totals}
 
     def begin(self, state: EnvState, pool: PackedRows | None) -> EnvState:
         """The states before the steps of an iteration: environments can note the row of the pool that they get."""
@@ -239,15 +242,14 @@ class VectorEnv:
         return state.replace(info={**state.info, FIRST_STATE: NotedRows(cached, parts["rows"])})
 
 
-def episode_entries(metrics: Mapping[str, PyTree], zeros: PyTree) -> dict[str, PyTree]:
+def episode_entries(zeros: PyTree) -> dict[str, PyTree]:
     """The entries of `info` that describe the episode, all `zeros`; the environment's `step` must return them."""
-    totals = {name: zeros for name in ("sum_reward", "length", *metrics)}
-    return {"steps": zeros, "truncation": zeros, "episode_done": zeros, "episode_metrics": totals}
+    return {"steps": zeros, "truncation": zeros, "episode_done": zeros}
 
 
-def without_first_state(state: EnvState) -> EnvState:
-    """The state without the cached first state, which the environment's own code does not know."""
-    return state.replace(info={name: value for name, value in state.info.items() if name != FIRST_STATE})
+def as_environments_see(state: EnvState) -> EnvState:
+    """The state without the entries of `info` that the environments' own code does not know."""
+    return state.replace(info={name: value for name, value in state.info.items() if name not in (FIRST_STATE, TOTALS)})
 
 
 def pool_of(states: EnvState) -> PackedRows:
@@ -317,7 +319,7 @@ def _is_key(x: jax.Array) -> bool:
 
 def _start(state: EnvState) -> EnvState:
     """The argument of the environments' next step."""
-    start, done = without_first_state(state), state.done
+    start, done = as_environments_see(state), state.done
     steps = jnp.where(done > 0, 0.0, start.info["steps"])
     # The environment may write its own truncation.
     info = {**start.info, "steps": steps, "truncation": jnp.zeros_like(done)}

@@ -51,12 +51,13 @@ class ParamFlattener:
         parts = jax.lax.split(vector, [math.prod(shape) for shape in self.shapes])
         return self.structure.unflatten([x.reshape(shape) for x, shape in zip(parts, self.shapes, strict=True)])
 
-    def per_network(self, parts: dict[str, jax.Array]) -> jax.Array:
-        """A vector `[n]` that repeats one number per network, by name, for each of the network's parameters."""
+    def per_network(self, factors: dict[str, jax.Array], vector: jax.Array) -> jax.Array:
+        """The vector `[n]` with the part of each network times its factor, by name."""
         sizes = self.structure.unflatten([math.prod(shape) for shape in self.shapes])
-        counts = {name: sum(jax.tree.leaves(sizes[name])) for name in parts}
-        # With `jnp.where` on a CPU, runs with and without a supervisor would differ in the last bit.
-        return jnp.concatenate([jnp.broadcast_to(parts[name], counts[name]) for name in sorted(parts)])
+        counts = [sum(jax.tree.leaves(sizes[name])) for name in sorted(factors)]
+        # A vector of factors is slower on a CPU, and rounds in another way than one factor for all.
+        parts = zip(sorted(factors), jax.lax.split(vector, counts), strict=True)
+        return jnp.concatenate([factors[name] * part for name, part in parts])
 
     def join_subtrees(self, tree: PyTree) -> PyTree:
         """Joins every subtree that has the structure of the parameters, for example Adam's moments."""

@@ -142,7 +142,7 @@ def _scaled(direction: PyTree, rates: Rates, layout: ParamFlattener | None) -> P
     if rates.policy is rates.value:
         return jax.tree.map(lambda d: -rates.policy * d, direction)
     if layout is not None and layout.joined:
-        return -layout.per_network({"policy": rates.policy, "value": rates.value}) * direction
+        return layout.per_network({"policy": -rates.policy, "value": -rates.value}, direction)
     return {
         name: jax.tree.map(lambda d, rate=rate: -rate * d, direction[name])
         for name, rate in (("policy", rates.policy), ("value", rates.value))

@@ -86,11 +86,10 @@ class Rollout(NamedTuple):
 
 
 class _Episodes(NamedTuple):
-    """Unscaled reward, 1.0 where an episode ended, and sums over the episode so far by metric, `[unrolls, T, envs]`."""
+    """Sums over the episode so far by metric, and whether it is whole; None if all are."""
 
-    reward: jax.Array
-    done: jax.Array
-    totals: dict[str, jax.Array]
+    totals: PackedRows
+    whole: jax.Array | None
 
 
 _Running = tuple[EnvState, dict[str, GuardState], Slot | None]
@@ -122,18 +121,17 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             "raw_action": raw,
             "log_prob": distribution.log_prob(raw),
             "distribution": distribution,
-            "value": None,  # of all steps at once, below
-            "reward": step.state.reward * ppo.reward_scaling,
+            "value": None,  # of all steps at once, below, as the scaled reward
+            "reward": step.state.reward,
             "truncation": info["truncation"],
             "termination": step.state.done * (1.0 - info["truncation"]),
             "valid": step.valid,
             "time_out": info["time_out"] if ppo.bootstrap_on_timeout else None,
         }
-        done, totals = info["episode_done"], info["episode_metrics"]
-        if settings.staggered:  # the first episode of an environment is not whole
-            done = jnp.where(info["steps"] == totals["length"], done, 0.0)
-        episodes = _Episodes(step.state.reward, done, totals)
-        return ready(step.state, step.guard_state, step.incident), (sample, episodes)
+        totals = info["episode_metrics"]
+        # The first episode of an environment is not whole.
+        whole = info["steps"] == totals.unpacked()["length"] if settings.staggered else None
+        return ready(step.state, step.guard_state, step.incident), (sample, _Episodes(totals, whole))
 
     def unroll(
         carry: tuple[_Running, jax.Array], _: None
@@ -149,19 +147,20 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
 
     begun, guards = env.begin(state.env_state, state.reset_pool), initial_states(env.guards, state.guard_memory)
     running = ready(begun, guards, state.incident)
-    ((env_state, guard_state, incident), _), (data, episodes) = jax.lax.scan(
+    ((env_state, guard_state, incident), _), collected = jax.lax.scan(
         unroll, (running, key), None, length=ppo.rows // ppo.num_envs
     )
     env_state = env.end(env_state, state.reset_pool)
     if incident is not None:
         incident = dataclasses.replace(incident, clock=jnp.zeros_like(incident.clock), before=None)
     # `[unrolls, T, envs, ...]` to `[rows, T, ...]`
-    data = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], *x.shape[3:]), data)
+    data, episodes = jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], *x.shape[3:]), collected)
+    metrics, count = _episode_metrics(episodes, data)
+    data = data._replace(reward=data.reward * ppo.reward_scaling)
     if ppo.bootstrap_on_timeout or ppo.clipping_epsilon_value is not None or ppo.gae == "per_iteration":
         observation = swap_axes(data.observation)
         values = estimate_values(networks, state.params, state.normalizer, observation, parts_of_batch(ppo))
         data = data._replace(value=swap_axes(values))
-    metrics, count = _episode_metrics(episodes, data.valid)
     return Rollout(env_state, guard_state, data, metrics, count, incident)
 
 
@@ -184,21 +183,15 @@ def _step_keys(key: jax.Array, length: int) -> jax.Array:
     return jax.lax.scan(split, key, None, length=length)[1]
 
 
-def _episode_metrics(episodes: _Episodes, valid: masked.Mask) -> tuple[dict[str, jax.Array], jax.Array]:
+def _episode_metrics(episodes: _Episodes, data: Collected) -> tuple[dict[str, jax.Array], jax.Array]:
     """Mean metrics of the episodes that finished in this iteration, NaN without any, and their number."""
-    finished = episodes.done > 0
-    if valid is not None:
-        unrolls, steps, envs = finished.shape
-        valid = jnp.swapaxes(jnp.reshape(valid, (unrolls, envs, steps)), 1, 2)
-        finished &= valid
-    share = masked.share(valid)
-
-    def mean(x: jax.Array) -> jax.Array:
-        return sharding.mean(masked.mean(x, valid, share))
-
+    finished = data.truncation + data.termination > 0
+    for condition in (episodes.whole, data.valid):
+        finished = finished if condition is None else finished & condition
     count = sharding.total(jnp.sum(finished, dtype=jnp.int32))
     metrics = {}
-    for name, values in episodes.totals.items():
+    for name, values in episodes.totals.unpacked().items():
         metrics[f"episode/{name}"] = sharding.total(jnp.sum(jnp.where(finished, values, 0.0))) / count
-    metrics["training/reward_mean"] = mean(episodes.reward)
+    mean = masked.mean(data.reward, data.valid, masked.share(data.valid))
+    metrics["training/reward_mean"] = sharding.mean(mean)
     return metrics, count

@@ -21,7 +21,7 @@ from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_batch import set_arrays
 from rlstable.envs.mujoco_model import model_of, physics_steps, without_warnings
 from rlstable.envs.recurrent import with_memory
-from rlstable.envs.vector import MODEL, VectorEnv, without_first_state
+from rlstable.envs.vector import MODEL, VectorEnv, as_environments_see
 from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, implementation, is_key
 from rlstable.supervise.incident import BadNumber, Incident, find_bad_numbers, group, limits_of
@@ -161,7 +161,7 @@ def _physics_of(before: Mapping[str, np.ndarray]) -> str | None:
 
 def _first_states(env: Any, settings: EnvConfig, key: jax.Array) -> Any:
     envs = VectorEnv(env, settings.episode_length, settings.action_repeat, {})
-    return without_first_state(envs.reset(key[None]))
+    return as_environments_see(envs.reset(key[None]))
 
 
 def _restored(template: Any, incident: Incident, before: Mapping[str, np.ndarray]) -> Any:

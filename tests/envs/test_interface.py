@@ -30,8 +30,7 @@ MISTAKES = {
         'step adds info["speed"], which reset does not have; put it into reset\'s info with the same shape and type'
     ),
     "info_new": (
-        "step drops steps, truncation, episode_done, episode_metrics from info, where training counts; "
-        "return info={**state.info, ...}"
+        "step drops steps, truncation, episode_done from info, where training counts; return info={**state.info, ...}"
     ),
     "info_shape": f'step changes the shape or type of info["age"]: int32[] in reset, int32[1] in step; {SAME}',
     "info_reserved": 'reset returns info["first_state"], which training uses; choose another name',

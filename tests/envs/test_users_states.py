@@ -148,7 +148,7 @@ def test_truncation_of_a_step_before_is_not_one_of_the_environment():
 
 def test_metrics_with_names_of_training_do_not_replace_those_of_training():
     vector = vector_of(Counting())
-    totals = play(vector, np.ones((2, COUNT)))[-1].state.info["episode_metrics"]
+    totals = play(vector, np.ones((2, COUNT)))[-1].state.info["episode_metrics"].unpacked()
     first = {name: total[0] for name, total in totals.items()}
     assert first == {"one": 2, "reward": 20, "reward_std": -14, "sum_reward": 20, "length": 2}
     keys = jax.random.split(jax.random.PRNGKey(0), COUNT)
