@@ -1,8 +1,8 @@
 """Times guards=off and guards=default in turn, an iteration at a time, and prints one line of JSON.
 
-python -m scripts.bench.pairs env=inverted_pendulum env.backend=generalized
+python -m scripts.bench.pairs env=halfcheetah
 
-Both runs are in one process and unsupervised. The order alternates from pair to pair.
+Both runs are in one process, without the supervisor. Default guards capture incidents. The order alternates.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from rlstable.policy.statistics import estimate
 from rlstable.runner.loop import TrainingLoop
 from scripts import results
 
-SIDES = ("off", "default")
+SIDES = {"off": ("guards=off",), "default": ("guards=default", "supervise.incident.enabled=true")}
 QUIET = (
     "supervise=off", "supervise.incident.enabled=false", "logging=quiet", "checkpoint=off", "eval.num_evals=0",
     f"total_steps={2**40}",
 )  # fmt: skip
-WARM_UP, PAIRS = 4, 30
+WARM_UP, PAIRS = 4, 60
 
 
 def in_turn(calls: Sequence[Callable[[], object]], pairs: int) -> np.ndarray:
@@ -42,9 +42,9 @@ def in_turn(calls: Sequence[Callable[[], object]], pairs: int) -> np.ndarray:
 def main(overrides: Sequence[str], pairs: int = PAIRS) -> None:
     with contextlib.ExitStack() as stack:
         runs = []
-        for guards in SIDES:
+        for own in SIDES.values():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
-            runs.append(TrainingLoop(compose([*overrides, *QUIET, f"guards={guards}"]), folder))
+            runs.append(TrainingLoop(compose([*overrides, *QUIET, *own]), folder))
             stack.callback(runs[-1].close)
         times = in_turn([run.advance for run in runs], pairs)
         trips, steps = results.trips(runs[1].single.log.history[-1]), runs[0].config.env_steps_per_iteration
