@@ -237,10 +237,9 @@ def assert_row_of_pool(state: Any, index: int, kind: str) -> None:
 
 def as_in_brax(state: Any) -> Any:
     """The state with the cached first state under the names that Brax gives it."""
-    info = dict(state.info)
-    first, totals = info.pop("first_state").unpacked(), info.pop("episode_metrics").unpacked()
-    first = {"first_pipeline_state": first["physics"], "first_obs": first["obs"]}
-    return state.replace(info={**info, **first, "episode_metrics": totals})
+    info = {**state.info, "episode_metrics": state.info["episode_metrics"].unpacked()}
+    first = info.pop("first_state").unpacked()
+    return state.replace(info={**info, "first_pipeline_state": first["physics"], "first_obs": first["obs"]})
 
 
 def as_in_rlstable(state: Any, repeat: int) -> Any:
