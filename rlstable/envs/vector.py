@@ -28,7 +28,7 @@ from rlstable.ppo.rollout import Step
 from rlstable.ppo.state import Slot
 
 # Entries of `info` that environments do not see: the cached first state and the sums over the episode. They are packed,
-# because as separate arrays they would double the number of arrays in the training state.
+# because every array of the training state costs operations in every step.
 FIRST_STATE, TOTALS = "first_state", "episode_metrics"
 _EPISODE = ("steps", "truncation", "time_out", "episode_done", TOTALS)
 # Entries of the environment that Playground's BraxAutoResetWrapper keeps at a reset, and in which it counts episodes.

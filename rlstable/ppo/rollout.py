@@ -121,7 +121,7 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             "raw_action": raw,
             "log_prob": distribution.log_prob(raw),
             "distribution": distribution,
-            "value": None,  # of all steps at once, below, as the scaled reward
+            "value": None,  # below, of all steps at once; there the reward is scaled, too
             "reward": step.state.reward,
             "truncation": info["truncation"],
             "termination": step.state.done * (1.0 - info["truncation"]),
