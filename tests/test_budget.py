@@ -25,8 +25,8 @@ APPS = (
 BUDGETS = {"core": 6603, "run": 14_330, "apps": 10_970}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 27
-OTHERS = {"scripts": 3920, "tests": 30_510}
-DOCS = 4605  # lines of Markdown
+OTHERS = {"scripts": 4027, "tests": 30_510}
+DOCS = 4620  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

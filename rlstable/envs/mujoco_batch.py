@@ -8,7 +8,7 @@ import hashlib
 import math
 import operator
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,7 +98,6 @@ class Simulations:
         self.fingerprint = hashlib.blake2s(binary.tobytes() + repr((derived, randomized)).encode()).hexdigest()
         self._free: dict[int, list[_BatchBuffers]] = {}
         self._lock = threading.Lock()
-        self._roots = model.body_rootid[1:]
         kinds = zip(model.jnt_type, model.jnt_qposadr, strict=True)
         before = {int(mujoco.mjtJoint.mjJNT_FREE): 3, int(mujoco.mjtJoint.mjJNT_BALL): 0}
         self._quaternions = [start + before[int(kind)] for kind, start in kinds if int(kind) in before]
@@ -145,12 +144,12 @@ class Simulations:
             for start in self._quaternions if reset else ():
                 part = buffers.views["qpos"][:, start : start + 4]
                 part /= np.linalg.norm(part, axis=1, keepdims=True)  # a zero quaternion becomes NaN
-            outputs = self._outputs(buffers, results)
+            if "xd_vel" in results:
+                buffers.compute_velocities()
             for name, result in results.items():
-                result[...] = outputs[name].reshape(result.shape)
-            warned = (buffers.warnings > 0).any(axis=1) | (batch.status != 0)
-            if warned.any():
-                self._replace_repaired(buffers, warned, results)
+                result[...] = buffers.views[name].reshape(result.shape)
+            if buffers.warnings.any() or batch.status.any():
+                self._replace_repaired(buffers, (buffers.warnings > 0).any(axis=1) | (batch.status != 0), results)
 
     def _replace_repaired(self, buffers: _BatchBuffers, warned: np.ndarray, results: Arrays) -> None:
         """Writes NaN where a simulation with a warning looks good, because MuJoCo has repaired its numbers."""
@@ -161,15 +160,6 @@ class Simulations:
         for name, result in results.items():
             if np.issubdtype(result.dtype, np.floating):
                 result.reshape(warned.size, *self.shapes[name])[warned] = np.nan
-
-    def _outputs(self, buffers: _BatchBuffers, names: Collection[str]) -> Mapping[str, np.ndarray]:
-        """Computed arrays by name. Poses and velocities of links are as in Brax, computed in float64."""
-        if not set(names) & set(LINK_ARRAYS):
-            return buffers.views
-        # MuJoCo gives velocities at the centre of mass of the kinematic tree, Brax at the link.
-        arm = buffers.xpos - buffers.subtree_com[:, self._roots]
-        links = {"x_pos": buffers.xpos, "x_rot": buffers.xquat, "xd_ang": buffers.angular}
-        return buffers.views | links | {"xd_vel": buffers.linear - _cross(arm, buffers.angular)}
 
     @contextlib.contextmanager
     def _borrow_buffers(self, count: int) -> Iterator[_BatchBuffers]:
@@ -236,10 +226,28 @@ class _BatchBuffers:
         own = (*randomized, *(("body_subtreemass",) if "body_mass" in randomized else ()))
         self.views |= {name: self.batch.expand(name) for name in own}
         self.warnings = self.batch.warning[:, :, 1]
-        self.xpos, self.xquat = (self.batch.bind(name)[:, 1:] for name in ("xpos", "xquat"))
-        cvel = self.batch.bind("cvel")[:, 1:]
-        self.angular, self.linear = cvel[..., :3], cvel[..., 3:]
-        self.subtree_com = self.batch.bind("subtree_com")
+        # Poses and velocities of links are as in Brax, computed in float64.
+        cvel, links = self.batch.bind("cvel")[:, 1:], (count, model.nbody - 1)
+        self._arm, self._angular = np.empty((2, 5, *links))  # x y z x y: a slice is a rotation of the axes
+        self._products, self._roots = np.empty((2, 3, *links)), model.body_rootid[1:]
+        self.views |= {"x_pos": self.batch.bind("xpos")[:, 1:], "x_rot": self.batch.bind("xquat")[:, 1:]}
+        self.views |= {"xd_ang": cvel[..., :3], "xd_vel": np.moveaxis(self._products[0], 0, -1)}
+        # By component, because NumPy takes long for many short rows.
+        arrays = (self.views["x_pos"], self.batch.bind("subtree_com"), *np.split(cvel, 2, -1))
+        self._by_component = [np.moveaxis(x, -1, 0) for x in arrays]
+
+    def compute_velocities(self) -> None:
+        """Computes the velocities of links: MuJoCo gives those at the centre of mass of the kinematic tree."""
+        arm, angular, (first, second) = self._arm, self._angular, self._products
+        position, center, turning, linear = self._by_component
+        np.subtract(position, center.take(self._roots, -1), arm[:3])
+        angular[:3] = turning
+        for vector in (arm, angular):
+            vector[3:] = vector[:2]
+        np.multiply(arm[1:4], angular[2:], first)
+        np.multiply(arm[2:], angular[1:4], second)
+        np.subtract(first, second, first)
+        np.subtract(linear, first, first)
 
     def compute_forces(self) -> None:
         """Computes `cfrc_ext` of every simulation from its last physics step, as Gymnasium does after a step."""
@@ -249,11 +257,3 @@ class _BatchBuffers:
             self.batch.get_data(row, self._data)
             mujoco.mj_rnePostConstraint(self._model, self._data)
             self.views[FORCES][row] = self._data.cfrc_ext
-
-
-def _cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The cross product of `[..., 3]`, faster than `np.cross` for few vectors."""
-    result = np.empty(a.shape)
-    for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
-        result[..., i] = a[..., j] * b[..., k] - a[..., k] * b[..., j]
-    return result

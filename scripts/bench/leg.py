@@ -19,6 +19,7 @@ from scripts.results import Row
 
 _SIZES = ("policy_hidden_layer_sizes", "value_hidden_layer_sizes")
 _SCRIPTS = {"brax": "brax_ppo.py", "sb3": "sb3_ppo.py", "sbx": "sb3_ppo.py"}
+ONE_CORE = "1 core"  # case of a process that may use one core only
 _STOPPED = range(3, 11)  # exit codes of runs that guards or the supervisor stopped
 _COLUMNS = {"time": "time", "step": "step", "value": "eval/episode_reward", "evaluating": "eval/epoch_eval_time"}
 
@@ -79,7 +80,8 @@ def _run(leg: Leg, seed: int, cache: str, end: float) -> Row:
 
 def command_of(leg: Leg, seed: int, folder: Path) -> list[str]:
     if leg.measure == "guards":
-        return [sys.executable, "-m", "scripts.bench.pairs", *leg.settings]
+        cores = ("taskset", "--cpu-list", "0") if leg.case == ONE_CORE else ()
+        return [*cores, sys.executable, "-m", "scripts.bench.limit", *leg.settings]
     if leg.side == "ours":
         own = (f"seed={seed}", f"hydra.run.dir={folder / 'run'}")
         return [sys.executable, "-m", "rlstable.train", *leg.settings, *own]

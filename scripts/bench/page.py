@@ -12,6 +12,7 @@ from scripts.results import Row
 LABELS = {"ours": "rlstable", "brax": "Brax PPO", "sb3": "SB3 PPO", "sbx": "SBX PPO"}
 COSTS = "what it costs"
 COMPARED = ("hopper", "halfcheetah", "ant")
+LIMIT = ("iteration, ms", "physics", "inference", "plain SGD", "share of the limit")
 Cells = list[tuple[str, ...]]
 
 
@@ -77,10 +78,16 @@ def start_cells(task: str, rows: Sequence[Row]) -> Cells:
 
 
 def guards_cells(task: str, rows: Sequence[Row]) -> Cells:
-    row = rows[-1]
-    rates = (f"{row[f'sps_{side}']:,.0f}" for side in ("off", "default"))
-    low, high = row["interval"]
-    return [(task, f"{row['ratio']:.3f}", f"{low:.3f} – {high:.3f}", *rates)]
+    cells = []
+    for row in {row["case"]: row for row in rows}.values():
+        rates = (f"{row[f'sps_{side}']:,.0f}" for side in ("off", "default"))
+        iteration = 1e3 * row["steps"] / row["sps_default"]
+        parts = [digits(row[f"{name}_ms"]) if "share" in row else "" for name in ("physics", "inference", "sgd")]
+        share = f"{row['share']:.2f}" if "share" in row else ""
+        low, high = row["interval"]
+        name = ", ".join(filter(None, (task, row["case"])))
+        cells.append((name, f"{row['ratio']:.3f}", f"{low:.3f} – {high:.3f}", *rates, digits(iteration), *parts, share))
+    return cells
 
 
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[str, Sequence[Row]], Cells]]] = {
@@ -89,7 +96,10 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[str, Sequence[Row]], Cells]]]
         threshold_cells,
     ),
     "start": (("task", "side", "first iteration, s", "warm, s", "then steps/s", "peak MB"), start_cells),
-    "guards": (("task", "relative speed", "95 % interval", "steps/s off", "steps/s default"), guards_cells),
+    "guards": (
+        ("task", "relative speed", "95 % interval", "steps/s off", "steps/s default", *LIMIT),
+        guards_cells,
+    ),
 }
 
 
@@ -145,7 +155,7 @@ def costs(rows: Sequence[Row]) -> str:
     if not lines:
         return ""
     for task in MEASURES["guards"]:
-        measured = [row for row in results.matching(rows, measure="guards", task=task) if row["device"] == devices[0]]
+        measured = results.matching(rows, measure="guards", task=task, case="", device=devices[0])
         least += [100 * (1 - row["ratio"]) for row in measured if row["sitting"] == measured[-1]["sitting"]]
     cost = f"; guards take {min(least):.0f} to {max(least):.0f} % of the speed of training" if least else ""
     machine = f"{devices[0]['kind']} with {devices[0]['cpus']} CPUs"

@@ -1,11 +1,12 @@
 """The tables of what is measured: tasks, and every side's settings."""
 
 import functools
+import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rlstable.cli.compose import compose
-from scripts.bench.leg import Leg
+from scripts.bench.leg import ONE_CORE, Leg
 
 RIVALS = ("brax", "sb3", "sbx")
 SIDES = ("ours", *RIVALS)
@@ -33,12 +34,22 @@ class Goal(NamedTuple):
     limit: float = LIMIT  # seconds from the start of the process
 
 
-# Pairs of runs, guards=off and guards=default, by the plain commands.
-GUARDS = {name: (f"env={name}",) for name in ("inverted_pendulum", "hopper", "halfcheetah", "ant", "humanoid")}
+# Runs with guards=off and guards=default beside the limit, by task and case: the plain commands, tasks of Playground
+# where it is installed.
+GUARDS: dict[tuple[str, str], tuple[str, ...]] = {
+    **{(name, ""): (f"env={name}",) for name in (FIRST, "hopper", "halfcheetah", "ant", "humanoid")},
+    ("quadruped", ""): ("env=robot_velocity", "env.xml=tests/robot/models/quadruped.xml"),
+    **{(name, ""): ("env=playground", f"env.name={name}") for name in ("CheetahRun", "Go1JoystickFlatTerrain")},
+    **{
+        (name, case): (f"env={name}", *more)
+        for name, envs in (("halfcheetah", 64), ("humanoid", 64))
+        for case, more in ((ONE_CORE, ()), (f"{envs} environments", (f"ppo.num_envs={envs}",)))
+    },
+}
 # Published hyperparameters, which fill an accelerator.
-GUARDS_ON_GPU: dict[str, tuple[str, ...]] = {
-    "ant": ("env=ant", "ppo=ant", "env.backend=mjx"),
-    "humanoid": ("env=humanoid", "ppo=humanoid", "env.backend=mjx"),
+GUARDS_ON_GPU: dict[tuple[str, str], tuple[str, ...]] = {
+    ("ant", ""): ("env=ant", "ppo=ant", "env.backend=mjx"),
+    ("humanoid", ""): ("env=humanoid", "ppo=humanoid", "env.backend=mjx"),
 }
 START = {
     "fast": Start(("env=fast",), iterations=48, ours=()),
@@ -120,7 +131,8 @@ THRESHOLD = {
     "ant": _walker("ant", 2000.0, 64, _ANT),
 }  # fmt: skip
 MEASURES: dict[str, tuple[str, ...]] = {
-    "threshold": tuple(THRESHOLD), "start": tuple(START), "guards": tuple(GUARDS | GUARDS_ON_GPU),
+    "threshold": tuple(THRESHOLD), "start": tuple(START),
+    "guards": tuple(dict.fromkeys(name for name, _ in GUARDS | GUARDS_ON_GPU)),
 }  # fmt: skip
 TASKS = tuple(dict.fromkeys(task for names in MEASURES.values() for task in names))
 
@@ -128,8 +140,9 @@ TASKS = tuple(dict.fromkeys(task for names in MEASURES.values() for task in name
 def legs(on_cpu: bool) -> list[list[Leg]]:
     """Returns groups of legs, most telling first. Rounds of the first group come before all others."""
     pairs = [
-        Leg("guards", name, "ours", "", False, (*own, "seed=0", "devices=1"), LIMIT)
-        for name, own in (GUARDS if on_cpu else GUARDS_ON_GPU).items()
+        Leg("guards", name, "ours", case, False, (*own, "seed=0"), LIMIT)
+        for (name, case), own in (GUARDS if on_cpu else GUARDS_ON_GPU).items()
+        if "env=playground" not in own or importlib.util.find_spec("mujoco_playground")
     ]
     if on_cpu:
         first, *others = [list(threshold_legs(name, on_cpu)) for name in THRESHOLD]
