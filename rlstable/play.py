@@ -61,6 +61,7 @@ _BACKGROUND = np.array([0.93, 0.945, 0.96, 1], np.float32)
 _KEYS = {265: (0, 1), 264: (0, -1), 263: (2, 1), 262: (2, -1), ord(","): (1, 1), ord("."): (1, -1)}
 
 
+_TERRAIN = "rlstable_terrain"  # geom and height field of uneven ground
 _DIVERGED = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 
 
@@ -251,6 +252,7 @@ class Loop:
         self._activation = [one["activation"] for one in self._actuators if one["activation"] is not None]
         self._scales = [np.array(contract[key], np.float32) for key in ("action_scale_down", "action_scale")]
         self.root = _found(_all(model, "body"), "body", contract["root_body"]).id
+        self._heights = _heights(model)
         self._feet = [np.concatenate([_numbers(model, one) for one in foot]) for foot in contract["foot_sensors"]]
         self.reset()
 
@@ -319,8 +321,16 @@ class Loop:
 
     @property
     def height(self) -> float:
-        """Height of the root body above the floor."""
-        return float(self.data.xpos[self.root, 2]) - float(self.contract["floor_height"])
+        """Height of the root body above the ground."""
+        return float(self.data.xpos[self.root, 2] - self.ground(self.data.xpos[self.root, :2]))
+
+    def ground(self, places: np.ndarray) -> np.ndarray:
+        """Height of the ground at `[..., 2]`: of the floor, or of the nearest sample of the height field."""
+        if self._heights is None:
+            return np.full(places.shape[:-1], float(self.contract["floor_height"]))
+        corner, spacing, heights = self._heights
+        index = np.clip(np.rint((places - corner) / spacing).astype(int), 0, np.array(heights.shape) - 1)
+        return np.asarray(heights[index[..., 0], index[..., 1]])
 
     @property
     def fallen(self) -> bool | None:
@@ -396,6 +406,12 @@ def measurement(
             return lambda loop: np.array([loop.data.sensordata[group].max() > 0 for group in groups])
         case "height":
             return lambda loop: np.array([loop.height])
+        case "height_scan":
+            sides = (entry["parameters"][side] for side in ("length", "width"))
+            spacing = entry["parameters"]["spacing"]
+            axes = (spacing * (np.arange(n := round(side / spacing) + 1) - (n - 1) / 2) for side in sides)
+            grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+            return lambda loop: _scanned(loop, grid)
         case "last_action":
             return lambda loop: loop.actions[0]
         case "command":
@@ -410,6 +426,26 @@ def measurement(
             return lambda loop: loop.command[target] - loop.data.site_xpos[site]
     own = "is a function of your own" if ":" in entry["term"] else "is unknown here"
     raise Refused(f"observation {entry['name']}: its term {entry['term']} {own}; play computes the terms of rlstable")
+
+
+def _heights(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """First corner, spacing and heights `[nx, ny]` of the ground that training has added; None on a floor."""
+    if _TERRAIN not in (model.hfield(i).name for i in range(model.nhfield)):
+        return None
+    field, geom = model.hfield(_TERRAIN).id, model.geom(_TERRAIN).id
+    ny, nx, first = int(model.hfield_nrow[field]), int(model.hfield_ncol[field]), int(model.hfield_adr[field])
+    place, size = model.geom_pos[geom], model.hfield_size[field]
+    shares = model.hfield_data[first : first + nx * ny].reshape(ny, nx).T
+    return place[:2] - size[:2], 2 * size[:2] / (nx - 1, ny - 1), place[2] + size[2] * shares
+
+
+def _scanned(loop: Loop, grid: np.ndarray) -> np.ndarray:
+    """Heights of the ground at points `[n, 2]` that turn with the robot; 0 for ground as far below it as at home."""
+    turn = loop.data.xmat[loop.root].reshape(3, 3)[:2, 0]
+    cos, sin = turn / max(float(np.linalg.norm(turn)), 1e-6)
+    place = loop.data.xpos[loop.root]
+    ground = loop.ground(grid @ np.array([[cos, sin], [-sin, cos]]) + place[:2])
+    return ground - (place[2] - loop.contract["default_height"])
 
 
 def _command(contract: Mapping[str, Any], given: Sequence[float] | None) -> np.ndarray:

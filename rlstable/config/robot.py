@@ -147,6 +147,38 @@ class RandomizationConfig(Section):
     gravity: Factors | None
 
 
+class TileConfig(Section):
+    """A kind of tile: its share of the columns, and its number on the easiest and on the hardest level."""
+
+    weight: Positive = 1.0
+    range: Annotated[tuple[NonNegative, NonNegative], AfterValidator(_ordered)] | None = None
+
+
+Tile = Literal["flat", "rough", "slope", "blocks", "stairs_up", "stairs_down", "gaps", "stones"]
+
+
+class TerrainConfig(Section):
+    """Uneven ground, in tiles."""
+
+    tiles: Annotated[dict[Tile, TileConfig], BeforeValidator(_without_null)]
+    levels: Count
+    columns: Count
+    size: Positive
+    platform: Positive
+    resolution: Positive
+    curriculum: Flag
+    seed: CountOrZero
+
+    @model_validator(mode="after")
+    def _check(self) -> TerrainConfig:
+        require(self.tiles, "tiles", "is empty; name at least one kind")
+        for name, tile in self.tiles.items():
+            require(name == "flat" or tile.range, "tiles", f"{name} needs a range, [least, greatest]")
+        require(2 * self.platform <= self.size, "platform", f"must be at most half of size={self.size:g}")
+        require(4 * self.resolution <= self.platform, "resolution", f"must be at most platform/4={self.platform / 4:g}")
+        return self
+
+
 class TaskConfig(Section):
     """The task of a robot."""
 
@@ -155,6 +187,7 @@ class TaskConfig(Section):
     free_base: Flag
     root: str | None
     floor: Literal["auto", "always", "never"]
+    terrain: TerrainConfig | None
     control_dt: Positive
     observations: Terms[ObservationConfig]
     critic_observations: Terms[ObservationConfig]
@@ -174,6 +207,7 @@ class TaskConfig(Section):
     def _check(self) -> TaskConfig:
         for key in ("observations", "rewards"):
             require(getattr(self, key), key, "is empty; name at least one term")
+        require(self.terrain is None or self.floor != "never", "terrain", "is a floor, and floor=never; set floor=auto")
         resets = len(self.reset)
         require(resets == 1, "reset", f"has {resets} terms; it must have one, and null in the place of each other")
         return self

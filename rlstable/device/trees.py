@@ -15,6 +15,8 @@ MEMORY = "policy_memory"  # key of the observation that holds the state of a rec
 
 # An entry of an environment's `info`, int32: training sets it to the environment steps trained before the iteration.
 TRAINED_STEPS = "trained_steps"
+# The entry of `info` that outlives episodes, in Playground's BraxAutoResetWrapper too.
+PRESERVED = "AutoResetWrapper_preserve_info"
 
 
 class Env(Protocol):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from rlstable.device.packed import PackedRows
 from rlstable.device.shared import Shared, shared_in, vmapped, with_shared_of, without_shared
 from rlstable.device.transforms import on_accelerator, select_if
-from rlstable.device.trees import Env, EnvState, PyTree
+from rlstable.device.trees import PRESERVED, Env, EnvState, PyTree
 from rlstable.envs import capture
 from rlstable.envs.shared_leaves import contact_norms, mark
 from rlstable.guards.base import Guard, GuardState, all_finite, both, fold, select
@@ -31,8 +31,7 @@ from rlstable.ppo.state import Slot
 # because every array of the training state costs operations in every step.
 FIRST_STATE, TOTALS = "first_state", "episode_metrics"
 _EPISODE = ("steps", "truncation", "time_out", "episode_done", TOTALS)
-# Entries of the environment that Playground's BraxAutoResetWrapper keeps at a reset, and in which it counts episodes.
-_PRESERVED, _DONE_COUNT = "AutoResetWrapper_preserve_info", "AutoResetWrapper_done_count"
+_DONE_COUNT = "AutoResetWrapper_done_count"  # in which Playground's BraxAutoResetWrapper counts episodes
 GuardStates = dict[str, GuardState]  # by name
 MODEL = "model"  # entry of `info` with the randomised parameters of an environment, which it keeps
 _NEVER_RESET = (FIRST_STATE, MODEL, _DONE_COUNT, *_EPISODE)
@@ -276,10 +275,10 @@ def _with_kept(new: EnvState, old: EnvState) -> EnvState:
     With the random keys of one first state, two environments would get the same noise.
     """
     new = jax.tree.map(lambda new, old: old if _is_key(old) else new, new, old)
-    if _PRESERVED not in old.info:
+    if PRESERVED not in old.info:
         return new
-    own, first = old.info[_PRESERVED], new.info[_PRESERVED]
-    return new.replace(info={**new.info, _PRESERVED: select(all_finite(own, 1), own, first)})
+    own, first = old.info[PRESERVED], new.info[PRESERVED]
+    return new.replace(info={**new.info, PRESERVED: select(all_finite(own, 1), own, first)})
 
 
 def _in_passes(
@@ -331,8 +330,8 @@ def _truncate_bad(state: EnvState, ok: jax.Array | bool, before: dict[str, PyTre
     info = {**state.info, "truncation": jnp.where(ok, state.info["truncation"], 1.0)}
     if "time_out" in info:
         info["time_out"] = jnp.where(ok, info["time_out"], 0.0)
-    if _PRESERVED in info:
-        info[_PRESERVED] = select(ok, info[_PRESERVED], before[_PRESERVED])
+    if PRESERVED in info:
+        info[PRESERVED] = select(ok, info[PRESERVED], before[PRESERVED])
     return state.replace(reward=jnp.where(ok, state.reward, 0.0), done=jnp.where(ok, state.done, 1.0), info=info)
 
 

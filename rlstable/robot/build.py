@@ -11,6 +11,7 @@ from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
 from rlstable.robot import actuators, files, geometry
 from rlstable.robot.joints import by_joint
+from rlstable.robot.terrain import Terrain
 
 # Names of what is added. The velocities are of the root body, in its own frame.
 FLOOR, ROOT_SITE, BASE = "rlstable_floor", "rlstable_root", "rlstable_base"
@@ -205,7 +206,12 @@ def _above(model: mujoco.MjModel, body: int) -> Iterator[int]:
 
 
 def load(
-    path: str, task: TaskConfig, touching: Collection[str], needs: Collection[str], sites: Collection[str]
+    path: str,
+    task: TaskConfig,
+    touching: Collection[str],
+    needs: Collection[str],
+    sites: Collection[str],
+    terrain: Terrain | None,
 ) -> mujoco.MjModel:
     """The model of a task. Terms read contacts of the geoms or bodies `touching`, and places of `sites` or bodies."""
     with files.opened(path) as spec:
@@ -223,8 +229,11 @@ def load(
         qpos, root = home_position(model, task), root_body(model, task.root)
         bodies, geoms = ({x.id: x for x in elements} for elements in (spec.bodies, spec.geoms))  # before additions
         floating = bool((model.jnt_type == mujoco.mjtJoint.mjJNT_FREE).any())
-        has_ground = geometry.ground(model, geometry.in_pose(model, qpos), root) is not None
-        if task.floor == "always" or (task.floor == "auto" and floating and not has_ground):
+        at_home = geometry.in_pose(model, qpos)
+        ground = geometry.ground(model, at_home, root)
+        if terrain is not None:
+            terrain.add(spec, _bottom(model, at_home, root) if ground is None else ground)
+        elif task.floor == "always" or (task.floor == "auto" and floating and ground is None):
             _add_floor(spec, model, qpos, root)
         actuators.convert(spec, model, task.actions)
         known = {element.name for element in spec.sites}

@@ -21,14 +21,16 @@ from rlstable.config.robot import TaskConfig
 from rlstable.config.schema import INT32_MAX, first_line
 from rlstable.device.compatibility import without_solver_lines
 from rlstable.device.reflection import Mirror
-from rlstable.device.trees import TRAINED_STEPS, Observation, PyTree
+from rlstable.device.trees import PRESERVED, TRAINED_STEPS, Observation, PyTree
 from rlstable.envs.simulator import MjxSimulator, Simulator
 from rlstable.robot import actions, commands, terms
 from rlstable.robot.lists import KEY, Lists, seen_by_critic
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Observer, Part
 from rlstable.robot.past import Past
+from rlstable.robot.terrain import Levels
 
+LEVEL = "terrain_level"  # metric: level of the tile on which an episode began
 PAST = "memory"  # the entry of `info`; checkpoints hold this name
 _SECONDS_A_PART, _SHARE_OF_RANGE = 2.0, 0.8  # of a course
 
@@ -63,7 +65,8 @@ class RobotEnv:
         needs = {need for function in every.values() for need in terms.needs_of(function)}
         try:
             touching, sites = sorted({*terms.touching(every)}), sorted(terms.sites(every))
-            self.robot = robot = Robot(path, task, touching, needs, sites)
+            self._built = lambda task: Robot(path, task, touching, needs, sites)
+            self.robot = robot = self._built(task)
         except ConfigError as error:
             raise lists.named_in(error) from None
         for key, functions in lists.keyed().items():
@@ -103,8 +106,9 @@ class RobotEnv:
     @property
     def header(self) -> list[tuple[str, str]]:
         """Lines about the task that a run prints before it trains, as names and values."""
-        ranges = self.velocities
-        return [] if ranges is None else [("command", commands.text(*ranges))]
+        ranges, terrain = self.velocities, self.robot.terrain
+        lines = [] if ranges is None else [("command", commands.text(*ranges))]
+        return lines if terrain is None else [*lines, ("terrain", terrain.header)]
 
     @property
     def velocities(self) -> tuple[jax.Array, jax.Array] | None:
@@ -130,7 +134,12 @@ class RobotEnv:
         """The mirror of `history` observations and of actions for `ppo.symmetry`, or the reason why there is none."""
         from rlstable.robot.symmetry.mirror import mirror_if_asked
 
-        return mirror_if_asked(self, asked, history)
+        env, terrain = self, self.robot.terrain
+        if asked and terrain is not None:  # on a floor, because the triangles of a height field have no mirror image
+            env = copy.copy(self)
+            env.robot = self._built(self.task.model_copy(update={"terrain": None}))
+            env.robot.terrain = terrain
+        return mirror_if_asked(env, asked, history)
 
     def motion(self, state: State) -> tuple[jax.Array, jax.Array]:
         """Velocity forward and sideways and turning rate, `[3]`: as commanded, and as the root body moves."""
@@ -146,21 +155,30 @@ class RobotEnv:
         keys = jax.random.split(rng, 3)
         ((_, reset),) = self.lists.reset.items()
         qpos, qvel = reset(self.robot, keys[0])
+        center = levels = None
+        if (terrain := self.robot.terrain) is not None:
+            levels = terrain.drawn(jax.random.fold_in(rng, 1))
+            center = terrain.center(levels)
+            qpos = self.robot.moved(qpos, center)
         ctrl = jnp.asarray(self.robot.of_actuators("home"))
         act = jnp.asarray(self.robot.activation, jnp.float32)
         data = self.simulator.start(self.mjx_model, qpos=qpos, qvel=qvel, ctrl=ctrl, act=act)
-        past = self.past_at_reset(data, keys[1], keys[2])
+        past = self.past_at_reset(data, keys[1], keys[2]).replace(center=center)
         obs, past = self._observe(data, past, jnp.zeros(self.action_size), first=True)
         zero = jnp.zeros(())
         metrics = {name: zero for name in self._metric_names()}
-        return State(data, obs, zero, zero, metrics, {PAST: past, TRAINED_STEPS: past.trained})
+        info = {PAST: past, TRAINED_STEPS: past.trained}
+        return State(data, obs, zero, zero, metrics, {**info, PRESERVED: levels} if self._has_levels else info)
 
     def step(self, state: State, action: jax.Array) -> State:
         config, robot = self.task.actions, self.robot
         action = actions.clipped(action, config)
         past = state.info[PAST].replace(trained=state.info[TRAINED_STEPS])
+        data, first, levels = state.data, past.steps == 0, state.info.get(PRESERVED)
+        if levels is not None:
+            data, past, levels = self._placed(data, past, levels)
         past = actions.remembered(past, action, config)
-        data = self._pushed(state.data, past)
+        data = self._pushed(data, past)
         ctrl = actions.controls(robot, past.filtered, config)
         data = self.simulator.steps(self.mjx_model, data, ctrl, robot.substeps)
         past = self._advanced(data, past)
@@ -169,11 +187,14 @@ class RobotEnv:
             for name, f in self.lists.rewards.items()
         }
         ended = {name: f(robot, data, past, action) for name, f in self.lists.endings.items()}
-        done, info = self._done(ended, state.info)
+        done, fell, info = self._done(ended, state.info)
         past = self._commanded(past)
         obs, past = self._observe(data, past, action)
         metrics = {f"reward/{name}": x for name, x in rewarded.items()}
         metrics |= {f"ending/{name}": x.astype(jnp.float32) for name, x in ended.items()}
+        if levels is not None and past.center is not None:
+            info = {**info, PRESERVED: levels.replace(walked=robot.walked(data, past.center), fell=fell)}
+            metrics[LEVEL] = jnp.where(first, levels.level, 0).astype(jnp.float32)  # its sum over the episode
         reward = sum(rewarded.values(), jnp.zeros(()))
         return state.replace(data=data, obs=obs, reward=reward, done=done, metrics=metrics, info={**info, PAST: past})
 
@@ -268,17 +289,36 @@ class RobotEnv:
             obs[name], past = observer.observe(data, past, action, key, first)
         return (obs if len(obs) > 1 else obs["state"]), past
 
-    def _done(self, ended: Mapping[str, jax.Array], info: dict[str, PyTree]) -> tuple[jax.Array, dict[str, PyTree]]:
-        """Whether the episode ends; an ending by time alone is a truncation."""
+    def _placed(self, data: PyTree, past: Past, levels: Levels) -> tuple[PyTree, Past, Levels]:
+        """In the first step of an episode moves the robot, as it is, to the tile of its level.
+
+        A first state comes from a pool, which does not know the level. Its observation is of another tile.
+        """
+        terrain, first = self.robot.terrain, past.steps == 0
+        assert terrain is not None and past.center is not None
+        levels = jax.tree.map(lambda new, old: jnp.where(first, new, old), terrain.next(levels, past.rng), levels)
+        center = jnp.where(first, terrain.center(levels), past.center)
+        data = data.replace(qpos=self.robot.moved(data.qpos, center - past.center))
+        return data, past.replace(center=center), levels
+
+    def _done(
+        self, ended: Mapping[str, jax.Array], info: dict[str, PyTree]
+    ) -> tuple[jax.Array, jax.Array, dict[str, PyTree]]:
+        """Whether the episode ends, and whether by a failure; an ending by time alone is a truncation."""
         in_time = [name for name, f in self.lists.endings.items() if terms.truncates(f)]
         failed = sum((x for name, x in ended.items() if name not in in_time), jnp.zeros((), bool))
         over = sum((ended[name] for name in in_time), jnp.zeros((), bool))
         if in_time and "truncation" in info:
             info = {**info, "truncation": (over & ~failed).astype(jnp.float32)}
-        return (failed | over).astype(jnp.float32), info
+        return (failed | over).astype(jnp.float32), failed, info
+
+    @property
+    def _has_levels(self) -> bool:
+        return self.task.terrain is not None and self.task.terrain.curriculum
 
     def _metric_names(self) -> list[str]:
-        return [f"reward/{name}" for name in self.lists.rewards] + [f"ending/{name}" for name in self.lists.endings]
+        names = [f"reward/{name}" for name in self.lists.rewards] + [f"ending/{name}" for name in self.lists.endings]
+        return [*names, LEVEL] if self._has_levels else names
 
     # --- checks
 

@@ -15,6 +15,7 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
 from rlstable.robot import actuators, build, geometry
+from rlstable.robot.terrain import Terrain
 
 _FREE, _BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 _SLIDE, _HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
@@ -89,6 +90,7 @@ class Robot:
         activation: States of slow actuators and muscles at home, `[na]`.
         feet: Geoms of each foot that touch the floor at home; empty unless a term reads feet.
         floor: Height of the ground below the root body at home.
+        terrain: Uneven ground; None for a floor.
         gravity: In m/s^2.
         down: Direction of gravity, `[3]`.
         weight: Mass of the robot times gravity, in newtons.
@@ -103,7 +105,8 @@ class Robot:
         needs: Collection[str] = (),
         sites: Collection[str] = (),
     ):
-        self.model = model = build.load(path, task, touching, needs, sites)
+        self.terrain = None if task.terrain is None else Terrain(task.terrain)
+        self.model = model = build.load(path, task, touching, needs, sites, self.terrain)
         key = build.keyframe(model, task.keyframe)
         self.home = build.home_position(model, task)
         self.root = build.root_body(model, task.root)
@@ -141,6 +144,8 @@ class Robot:
         up = -self.down @ at_home.xmat[self.root].reshape(3, 3)
         self.up_axis = np.array((0.0, 0.0, 1.0) if up[2] > _UPRIGHT else up, np.float32)
         self._touching = {name: build.geoms_of(model, name) for name in touching}
+        if self.terrain is not None:
+            self.terrain.check(self.radius, self.floating)
 
     # --- arrays of facts
 
@@ -202,8 +207,19 @@ class Robot:
         return self.sensor(data, build.ANGULAR_VELOCITY)
 
     def height(self, data: Any) -> jax.Array:
-        """Height of the root body above the floor."""
-        return data.xpos[self.root, 2] - self.floor
+        """Height of the root body above the ground."""
+        return data.xpos[self.root, 2] - self.ground(data.xpos[self.root, :2])
+
+    def ground(self, places: jax.Array) -> jax.Array:
+        """Height of the ground at `[..., 2]`."""
+        return self.floor + (jnp.zeros(places.shape[:-1]) if self.terrain is None else self.terrain.height(places))
+
+    def scanned(self, data: Any, grid: np.ndarray) -> jax.Array:
+        """Heights of the ground at points `[..., 2]` that turn with the root body's heading, `[n]`, 0 as at home."""
+        turn = self.rotation(data)[:2, 0]
+        cos, sin = turn / jnp.maximum(jnp.linalg.norm(turn), 1e-6)
+        places = jnp.asarray(grid.reshape(-1, 2)) @ jnp.array([[cos, sin], [-sin, cos]]) + data.xpos[self.root, :2]
+        return self.ground(places) - (data.xpos[self.root, 2] - self.home_height)
 
     def touches(self, data: Any, name: str) -> jax.Array:
         """Whether a geom of this name, or of the body of this name, touches anything; 0 or 1."""
@@ -225,6 +241,15 @@ class Robot:
     def _any_contact(self, data: Any, geoms: Collection[int]) -> jax.Array:
         found = [self.sensor(data, build.CONTACT + build.geom_name(self.model, geom)) for geom in geoms]
         return (jnp.concatenate(found).max() > 0).astype(jnp.float32)
+
+    def walked(self, data: Any, center: jax.Array) -> jax.Array:
+        """Horizontal distance of the root body from home on the tile with this centre, in m."""
+        home = jnp.asarray(self.home[self.free_joint : self.free_joint + 2], jnp.float32)
+        return jnp.linalg.norm(data.qpos[self.free_joint : self.free_joint + 2] - home - center[:2])
+
+    def moved(self, qpos: jax.Array, by: jax.Array) -> jax.Array:
+        """Positions with the free root body elsewhere; `by` is `[3]`."""
+        return qpos.at[self.free_joint : self.free_joint + 3].add(by)
 
     def pushed(self, qvel: jax.Array, push: jax.Array) -> jax.Array:
         """Velocities after a push of the root body; `push` is a horizontal velocity, `[2]`."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import mujoco
+import numpy as np
 
 from rlstable.config.schema import Positive
 from rlstable.robot.model import Robot
@@ -65,8 +66,24 @@ def linear_velocity(robot: Robot, data: Any, past: Past, action: jax.Array) -> j
 
 @mirrors("scalar")
 def height(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
-    """Height of the root body above the floor."""
+    """Height of the root body above the ground."""
     return robot.height(data)[None]
+
+
+@mirrors("grid")
+@needs("terrain")
+def height_scan(
+    robot: Robot,
+    data: Any,
+    past: Past,
+    action: jax.Array,
+    *,
+    length: Positive = 1.0,
+    width: Positive = 0.6,
+    spacing: Positive = 0.1,
+) -> jax.Array:
+    """Heights of the ground, in m, at the points of a grid that turns with the robot; 0 if as far below as at home."""
+    return robot.scanned(data, scan_grid(length, width, spacing))
 
 
 @mirrors("action")
@@ -127,8 +144,14 @@ def foot_contacts(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax
     return robot.foot_contacts(data)
 
 
+def scan_grid(length: float, width: float, spacing: float) -> np.ndarray:
+    """Points of a height scan in m, forward and to the left, `[rows, columns, 2]`; the first is at the back right."""
+    x, y = (spacing * (np.arange(n := round(side / spacing) + 1) - (n - 1) / 2) for side in (length, width))
+    return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).astype(np.float32)
+
+
 TERMS = by_name(
     joint_positions, joint_directions, joint_velocities, projected_gravity, gyro, accelerometer, linear_velocity,
-    height, last_action, command, phase, site_position, site_to_target, sensor, activations, contact,
+    height, height_scan, last_action, command, phase, site_position, site_to_target, sensor, activations, contact,
     foot_contacts,
 )  # fmt: skip

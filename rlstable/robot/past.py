@@ -26,6 +26,7 @@ class Past(struct.PyTreeNode):
         history: Values of the observation terms that need older ones, newest first, by term.
         lags: Delay of each of these terms in control steps, of this episode.
         trained: Environment steps trained so far, int32; the largest int32 outside of training.
+        center: Centre of the tile on which the episode begins, relative to the origin, `[3]`; None without terrain.
     """
 
     rng: jax.Array
@@ -42,3 +43,4 @@ class Past(struct.PyTreeNode):
     history: dict[str, jax.Array]
     lags: dict[str, jax.Array]
     trained: jax.Array | int = INT32_MAX
+    center: jax.Array | None = None

@@ -30,12 +30,13 @@ _REASONS = {
     "base": "needs a root body that moves, by a free joint (env.task.free_base=true adds one) or slide joints, and "
     "this model's base is fixed",
     "joints": "needs a hinge or slide joint, and this model has none",
+    "terrain": "needs uneven ground; choose env=robot_rough, or add env.task.terrain",
     "feet": "needs feet, geoms that can collide and touch the floor at home, and this model has none",
 }
 
 
 def needs(*parts: str) -> Callable[[Function], Function]:
-    """Declares what a term needs: `base`, `joints`, `feet`, `accelerometer`, `truncation`, or `command <name>`."""
+    """Declares needs: `base`, `joints`, `feet`, `terrain`, `accelerometer`, `truncation`, `command <name>`."""
 
     def declare(function: Function) -> Function:
         function.needs = parts  # type: ignore[attr-defined]
@@ -49,8 +50,8 @@ def mirrors(kind: str) -> Callable[[Function], Function]:
 
     - `vector`: a position or velocity; `axial`: an angular velocity; `scalar`: numbers that stay
     - `joints`, `action` or `feet`: a number for each of them
-    - for terms of rlstable: `directions`, `command`, `velocity_command`, `clock`, `site`, `sensor`, `gyro`,
-      `accelerometer`, `contact`
+    - for terms of rlstable: `directions`, `command`, `velocity_command`, `clock`, `grid`, `site`, `sensor`,
+      `gyro`, `accelerometer`, `contact`
     """
 
     def declare(function: Function) -> Function:
@@ -143,7 +144,7 @@ def sites(functions: Mapping[str, Callable[..., Any]]) -> set[str]:
 
 def check_needs(robot: Robot, key: str, functions: Mapping[str, Callable[..., Any]], commands: Terms) -> None:
     """Raises ConfigError for the first term that needs what the model or the task lacks."""
-    has = {"base": robot.moves, "joints": robot.joints, "feet": robot.feet}
+    has = {"base": robot.moves, "joints": robot.joints, "feet": robot.feet, "terrain": robot.terrain}
     for name, function in functions.items():
         for need in needs_of(function):
             kind, _, command = need.partition(" ")

@@ -29,7 +29,7 @@ from rlstable.device.precision import Precision, level
 from rlstable.device.reflection import Mirror
 from rlstable.device.seed_devices import SeedDevices
 from rlstable.device.transforms import vmap_seeds
-from rlstable.device.trees import EnvState
+from rlstable.device.trees import PRESERVED, EnvState
 from rlstable.envs.float64 import Float64Physics
 from rlstable.envs.history import with_history
 from rlstable.envs.interface import check, require_unwrapped
@@ -325,7 +325,7 @@ class TrainingSetup:
 
     def _with_envs(self, state: TrainState, env_state: Any, keep_models: bool = True, **parts: Any) -> TrainState:
         no_returns = None if state.running_return is None else np.zeros(self._config.ppo.num_envs, np.float32)
-        env_state = _with_models_of(state.env_state, env_state) if keep_models else env_state
+        env_state = _with_kept_of(state.env_state, env_state) if keep_models else env_state
         return self._with(state, env_state=env_state, running_return=no_returns, **parts)
 
     def _with(self, state: TrainState, **parts: Any) -> TrainState:
@@ -341,15 +341,13 @@ def _mirror_of(env: Any, asked: str | None, history: int, network: NetworkConfig
     return mirror
 
 
-def _with_models_of(before: Any, after: Any) -> Any:
-    """First states with the randomised models that the environments had before, if there are as many."""
-    models = before.info.get(MODEL)
-    if models is None:
+def _with_kept_of(before: Any, after: Any) -> Any:
+    """First states with what environments keep for ever, randomised models and levels, if there are as many."""
+    kept = {name: before.info[name] for name in (MODEL, PRESERVED) if name in before.info}
+    lost = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(kept))  # after out of memory
+    if not kept or lost or before.done.shape != after.done.shape:
         return after
-    lost = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(models))  # after out of memory
-    if lost or before.done.shape != after.done.shape:
-        return after
-    return after.replace(info={**after.info, MODEL: jax.device_get(sharding.gathered(models))})
+    return after.replace(info={**after.info, **jax.device_get(sharding.gathered(kept))})
 
 
 def _blank(x: jax.ShapeDtypeStruct) -> Any:

@@ -67,9 +67,16 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return exported(tmp_path_factory.mktemp("slow"), "robot", "slow_pole", *words, gain=40.0)
 
 
+@pytest.fixture(scope="module")
+def rough(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    words = ("env.task.observations.height_scan.noise=0", "env.task.terrain.levels=2", "env.task.terrain.size=4")
+    return exported(tmp_path_factory.mktemp("rough"), "robot_rough", "quadruped", *words, gain=4.0)
+
+
 def loop_of(made: Exported, model: str, **arguments: Any) -> play.Loop:
     policy, contract = play.load_policy(made.onnx)
-    return play.Loop(play.load_model(file_of(model), contract), contract, policy, **arguments)
+    path = made.folder / model if model == "robot.mjb" else file_of(model)
+    return play.Loop(play.load_model(path, contract), contract, policy, **arguments)
 
 
 def started(made: Exported, model: str, seed: int) -> tuple[Any, play.Loop]:
@@ -83,7 +90,8 @@ def started(made: Exported, model: str, seed: int) -> tuple[Any, play.Loop]:
 
 
 @pytest.mark.parametrize(
-    "name, model, steps", [("walker", "quadruped", 1000), ("arm", "arm", 200), ("slow", "slow_pole", 50)]
+    "name, model, steps",
+    [("walker", "quadruped", 1000), ("arm", "arm", 200), ("slow", "slow_pole", 50), ("rough", "robot.mjb", 50)],
 )
 def test_exported_loop_acts_as_training_in_every_step_of_an_episode(
     name: str, model: str, steps: int, request: pytest.FixtureRequest
@@ -93,14 +101,15 @@ def test_exported_loop_acts_as_training_in_every_step_of_an_episode(
     state, loop = started(made, model, 1)
     actions = []
     for _ in range(steps):
-        seen = state.obs["state"] if name == "walker" else state.obs  # the rest is the critic's
-        np.testing.assert_allclose(loop.observation, seen, rtol=1e-5, atol=2e-5)
+        seen = state.obs["state"] if name in ("walker", "rough") else state.obs  # the rest is the critic's
+        # Contacts with triangles magnify the roundings of float32.
+        np.testing.assert_allclose(loop.observation, seen, rtol=1e-5, atol=1e-3 if name == "rough" else 2e-5)
         actions.append(np.asarray(made.policy.act(state.obs)))
         state = step(state, actions[-1])
         loop.step()
         np.testing.assert_allclose(loop.actions[0], state.info[PAST].actions[0], atol=1e-5)
         np.testing.assert_allclose(loop.data.ctrl, state.data.ctrl, atol=1e-5)
-        np.testing.assert_allclose(loop.data.qpos, state.data.qpos, atol=1e-5)
+        np.testing.assert_allclose(loop.data.qpos, state.data.qpos, rtol=1e-6, atol=1e-5)
     assert np.std(actions, axis=0).mean() > 0.02  # the policy reacts to what it sees
 
 

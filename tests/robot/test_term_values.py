@@ -52,6 +52,7 @@ OBSERVATIONS = {
     "accelerometer": Case([0.0, 0.0, 0.0], qpos=lifted(1.0)),  # in free fall
     "linear_velocity": Case([1.0, 3.0, -2.0], qpos=ON_SIDE, qvel=trunk(1, 2, 3)),
     "height": Case([HOME_HEIGHT + 1.0], qpos=lifted(1.0)),
+    "height_scan": Case([-0.5] * 6, parameters={"length": 0.2, "width": 0.1}, qpos=lifted(0.5)),
     "last_action": Case([3.0], CART_POLE, past=TWO_ACTIONS),
     "command": Case([1.0, 0.0, 0.5], past=FORWARD),
     "phase": Case([1.0, 0.0], parameters={"frequency": 2.5}, past={"steps": 5.0}),  # a quarter of a turn
@@ -133,7 +134,7 @@ def test_episode_goes_on_while_an_ending_is_not_reached(name: str) -> None:
 @pytest.mark.parametrize("name", ["fallen", "too_low"])
 def test_physics_that_is_not_a_number_ends_the_episode(name: str) -> None:
     arguments = moment(QUADRUPED)
-    arguments.data.xmat = arguments.data.xpos = np.full((99, 3, 3), np.nan)
+    arguments.data.xmat, arguments.data.xpos = np.full((99, 3, 3), np.nan), np.full((99, 3), np.nan)
     assert endings.TERMS[name](*arguments).all()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.device.reflection import Reflection, joined
-from rlstable.robot import build, terms
+from rlstable.robot import build, observations, terms
 from rlstable.robot.observing import Observer, Part
 from rlstable.robot.symmetry.pairs import AXIAL, VECTOR, Pairs, refused
 
@@ -105,6 +106,7 @@ class Rules:
             "joints": lambda: pairs.of_joints(part.size < len(self._robot.joints)),
             "directions": lambda: _sines_and_cosines(pairs.of_joints(False, turning=True)),
             "command": lambda: joined([self.commands[name] for name in sorted(self.commands)]),
+            "grid": lambda: _grid(observations.scan_grid(**values).shape[:2]),
             "feet": lambda: Reflection(pairs.feet, np.ones(part.size, np.float32)),
         }
         if kind not in rules:
@@ -156,6 +158,12 @@ def _in_order(view: _View, image: _View) -> Reflection:
 
 def _sines_and_cosines(angles: Reflection) -> Reflection:
     return joined([angles, Reflection(angles.order, np.ones_like(angles.sign))])
+
+
+def _grid(shape: Sequence[int]) -> Reflection:
+    """Rows from right to left become rows from left to right."""
+    order = np.arange(math.prod(shape)).reshape(shape)[:, ::-1].ravel()
+    return Reflection(order, np.ones(order.size, np.float32))
 
 
 def _unchanged(size: int) -> Reflection:
