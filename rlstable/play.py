@@ -62,6 +62,9 @@ _KEYS = {265: (0, 1), 264: (0, -1), 263: (2, 1), 262: (2, -1), ord(","): (1, 1),
 
 
 _TERRAIN = "rlstable_terrain"  # geom and height field of uneven ground
+_COURSES = ("stairs", "stairs_down", "slope", "rough", "gaps")
+_COURSE, _RUN_UP, _TREAD, _LANDING = 4.0, 1.0, 0.3, 1.0  # m: length of a course, before it, of a step, between gaps
+_CLEAR, _BENT, _TURNED = 0.005, 0.05, 0.1  # m above the ground, and rad, of robots at the start of a course
 _DIVERGED = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 
 
@@ -439,6 +442,48 @@ def _heights(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return place[:2] - size[:2], 2 * size[:2] / (nx - 1, ny - 1), place[2] + size[2] * shares
 
 
+def lay(model: mujoco.MjModel, kind: str, height: float) -> float:
+    """Lays a course ahead of the robot in place of the ground of training; returns how much higher the robot starts."""
+    found = _heights(model)
+    if found is None:
+        raise Refused(
+            "--terrain: this model stands on a floor; give the robot.mjb of a policy that env=robot_rough has trained, "
+            "and --any-model for a policy of another task"
+        )
+    corner, spacing, heights = found
+    along = np.clip(corner[0] + spacing[0] * np.arange(heights.shape[0]) - _RUN_UP, 0.0, _COURSE)
+    steps = np.ceil(along / _TREAD - 1e-6)
+    inside = (along > 0) & (along < _COURSE)
+    profile = {
+        "stairs": height * steps, "stairs_down": -height * steps, "slope": height * along,
+        "gaps": -(inside & (along % (height + _LANDING) < height)).astype(float), "rough": 0.0 * along,
+    }[kind]  # fmt: skip
+    course = np.repeat(profile[:, None], heights.shape[1], axis=1)
+    if kind == "rough":
+        course[inside] = np.random.default_rng(0).uniform(-height, height, course[inside].shape)
+    start, most = float(heights.min() - course.min()), float(np.ptp(heights))
+    if np.ptp(course) > most:
+        raise Refused(f"--height: this course rises by {np.ptp(course):.2g} m, and the ground by {most:.2g} m at most")
+    field, geom = model.hfield(_TERRAIN).id, model.geom(_TERRAIN).id
+    shares = (course + start - model.geom_pos[geom, 2]) / model.hfield_size[field, 2]
+    first = int(model.hfield_adr[field])
+    model.hfield_data[first : first + shares.size] = shares.T.ravel()
+    return start - float(heights[tuple(np.rint(-corner / spacing).astype(int))])
+
+
+def starts(loop: Loop, count: int, higher: float) -> Iterator[np.ndarray]:
+    """Positions at home, so much higher, each turned and bent a little in another way."""
+    random, model = np.random.default_rng(0), loop.model
+    first = int(model.jnt_qposadr[model.body_jntadr[loop.root]])
+    for _ in range(count):
+        qpos, turn = np.array(loop.contract["default_qpos"]), np.zeros(4)
+        qpos[first + 2] += higher + _CLEAR
+        qpos[first + 7 :] += random.uniform(-_BENT, _BENT, qpos.size - first - 7)
+        mujoco.mju_axisAngle2Quat(turn, np.array([0.0, 0.0, 1.0]), random.uniform(-_TURNED, _TURNED))
+        mujoco.mju_mulQuat(qpos[first + 3 : first + 7], turn, qpos[first + 3 : first + 7].copy())
+        yield qpos
+
+
 def _scanned(loop: Loop, grid: np.ndarray) -> np.ndarray:
     """Heights of the ground at points `[n, 2]` that turn with the robot; 0 for ground as far below it as at home."""
     turn = loop.data.xmat[loop.root].reshape(3, 3)[:2, 0]
@@ -633,6 +678,7 @@ class Played(NamedTuple):
         moved: Velocity forward and sideways, and turning rate, in each step, `[steps, 3]`.
         wanted: The same, as commanded; None without a velocity command.
         contacts: Whether each foot touches anything after each step, `[steps, feet]`.
+        went: Distance along the world's x axis, in m.
     """
 
     seconds: float
@@ -643,6 +689,7 @@ class Played(NamedTuple):
     moved: np.ndarray
     wanted: np.ndarray | None
     contacts: np.ndarray
+    went: float
 
     @property
     def landings(self) -> float:
@@ -661,7 +708,7 @@ def play(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], No
     """Takes some actions, and calls the watchers after each of them."""
     random, commands = np.random.default_rng(0), _slices(loop.contract)
     moved, wanted, contacts, stood = [], [], [], 0.0
-    standing, next_push = loop.fallen is False, _PUSH_EVERY
+    standing, next_push, began = loop.fallen is False, _PUSH_EVERY, float(loop.data.xpos[loop.root, 0])
     for _ in range(steps):
         if push and loop.data.time >= next_push:
             angle, next_push = random.uniform(0, 2 * np.pi), next_push + _PUSH_EVERY
@@ -687,6 +734,7 @@ def play(loop: Loop, steps: int, push: float, watchers: Sequence[Callable[[], No
         np.array(moved),
         np.array(wanted) if wanted else None,
         np.array(contacts, bool),
+        float(loop.data.xpos[loop.root, 0]) - began,
     )
 
 
@@ -715,6 +763,15 @@ def summary(episodes: Sequence[Played], commands: Sequence[Sequence[float]]) -> 
         f"greatest command error {errors[worst, 0]:.3f} m/s, at {_short(commands[worst])}",
         *_landings(episodes),
     ]
+
+
+def crossing(episodes: Sequence[Played], kind: str, height: float) -> list[str]:
+    """Lines about episodes over a course."""
+    beyond = [one.went >= _RUN_UP + _COURSE for one in episodes]
+    fell = sum(one.stood is not None and one.stood < one.seconds for one in episodes)
+    ways = np.median([one.went for one in episodes])
+    lines = [f"crossed {_COURSE:g} m of {kind}, {height:g} m: {sum(beyond)} of {len(episodes)}; fell: {fell}"]
+    return [*lines, f"went {ways:.2f} m (median; the course begins after {_RUN_UP:g} m)"]
 
 
 def _landings(episodes: Sequence[Played]) -> list[str]:
@@ -750,7 +807,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         if wanted > _MOST_STEPS:
             raise Refused(f"--seconds: {wanted:,.0f} actions are too many; at most {_MOST_STEPS:,} are played")
         steps = max(1, round(wanted))
-        if args.commands:
+        higher = lay(model, args.terrain, args.height) if args.terrain else 0.0
+        if args.tries:
+            loop, episodes = Loop(model, contract, policy, args.command, args.delay), []
+            for qpos in starts(loop, args.tries, higher):
+                loop.reset(qpos)
+                episodes.append(play(loop, steps, args.push))
+            lines = crossing(episodes, args.terrain, args.height)
+        elif args.commands:
             commands = random_commands(contract, args.commands)
             loops = (Loop(model, contract, policy, command, args.delay) for command in commands)
             lines = summary([play(loop, steps, args.push) for loop in loops], commands)
@@ -760,6 +824,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if len(args.qpos) != model.nq or not np.isfinite(args.qpos).all():
                     raise Refused(f"--qpos: {_short(args.qpos)} must be the model's {model.nq} finite positions")
                 loop.reset(np.array(args.qpos))
+            elif args.terrain:
+                loop.reset(next(starts(loop, 1, higher)))
             with contextlib.ExitStack() as open_now:
                 watchers = [open_now.enter_context(film(args.video, loop))] if args.video else []
                 watchers += [open_now.enter_context(viewer(loop))] if args.viewer else []
@@ -801,18 +867,26 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--delay", type=int, metavar="STEPS", help="of actions, in control steps [the least of training]")
     add("--friction", type=float, default=1.0, metavar="FACTOR", help="of all friction of contacts [1]")
     add("--push", type=float, default=0.0, metavar="SPEED", help="in m/s, in a random direction every 3 s [0]")
+    add("--terrain", choices=_COURSES, help="walk over such a course, 4 m long, on the model of a robot_rough policy")
+    add("--height", type=float, default=0.1, metavar="METRES",
+        help="of a step or of roughness, rise over run of a slope, width of gaps [0.1]")  # fmt: skip
+    add("--tries", type=int, default=0, metavar="NUMBER", help="cross the course this often, from various starts")
     add("--video", type=Path, metavar="FILE", help="film, an mp4 file; needs imageio-ffmpeg")
     add("--viewer", action="store_true", help="show it in MuJoCo's viewer")
     add("--any-model", action="store_true", help="play with a model that is not the one of training")
     args = parser.parse_args(argv)
-    for name in ("steps", "seconds", "delay", "friction", "push", "commands"):
+    for name in ("steps", "seconds", "delay", "friction", "push", "commands", "height", "tries"):
         if not 0 <= (getattr(args, name) or 0) < math.inf:
             parser.error(f"argument --{name}: {getattr(args, name)} must be a number of at least 0")
-    for name in ("delay", "commands"):
+    for name in ("delay", "commands", "tries"):
         if (getattr(args, name) or 0) > _MOST_COUNT:
             parser.error(f"argument --{name}: {getattr(args, name)} must be at most {_MOST_COUNT:,}")
     if args.commands and (args.command or args.qpos or args.video or args.viewer):
         parser.error("argument --commands: leave out --command, --qpos, --video and --viewer")
+    if args.tries and (not args.terrain or args.commands or args.qpos or args.video or args.viewer):
+        parser.error("argument --tries: needs --terrain; leave out --commands, --qpos, --video and --viewer")
+    if args.terrain and args.commands:
+        parser.error("argument --terrain: leave out --commands")
     return args
 
 

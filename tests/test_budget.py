@@ -22,10 +22,10 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6604, "run": 14_360, "apps": 11_330}
+BUDGETS = {"core": 6604, "run": 14_360, "apps": 11_403}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 27
-OTHERS = {"scripts": 4027, "tests": 30_710}
+OTHERS = {"scripts": 4027, "tests": 30_745}
 DOCS = 4620  # lines of Markdown
 
 

@@ -18,7 +18,10 @@ CONTROLS = (
 )
 _TERM = "episode/reward/"  # prefix of the metrics of a reward's terms
 _BY_TERM = "Reward by term"
-_FIRST = (_BY_TERM, "Episode length", "Value loss", "Policy distance", "Explained variance", "Entropy", "Throughput")
+_FIRST = (
+    _BY_TERM, "Episode length", "Level of the ground", "Value loss", "Policy distance", "Explained variance", "Entropy",
+    "Throughput",
+)  # fmt: skip
 _NORMAL_95 = 1.96  # standard errors to each side
 
 
@@ -37,6 +40,7 @@ PANELS = (
     Panel("Return", "mean of evaluations with its 95 % interval; training dashed",
           {"evaluation": RETURN, "training": "episode/sum_reward"}),
     Panel("Episode length", "steps", {"evaluation": "eval/avg_episode_length", "training": "episode/length"}),
+    Panel("Level of the ground", "on which episodes of training begin, mean", {"level": "episode/terrain_level"}),
     Panel("Value loss", "", {"value loss": "training/v_loss"}, True),
     Panel("Policy loss", "", {"policy loss": "training/policy_loss"}),
     Panel("Entropy", "of the policy", {"entropy": "training/entropy"}),

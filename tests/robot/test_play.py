@@ -198,7 +198,7 @@ def test_random_commands_are_of_the_ranges_of_training_and_their_errors_are_aver
 
 def test_landings_are_those_of_a_foot_in_a_second(walker: Exported) -> None:
     contacts = np.array([[1, 1, 0], [0, 1, 1], [1, 1, 0], [0, 1, 1]], bool)  # three feet land 1, 0 and 2 times
-    one = play.Played(0.5, None, 0.3, [], None, np.zeros((4, 3)), None, contacts)
+    one = play.Played(0.5, None, 0.3, [], None, np.zeros((4, 3)), None, contacts, 0.0)
     assert one.landings == pytest.approx(2.0)
     assert np.isnan(one._replace(contacts=np.zeros((4, 0), bool)).landings)
     policy, contract = play.load_policy(walker.onnx)
@@ -464,3 +464,44 @@ def test_exported_program_writes_a_film(walker: Exported, tmp_path: Path) -> Non
     frames = imageio_ffmpeg.read_frames(str(tmp_path / "film.mp4"))
     assert next(frames)["size"] == (640, 480)
     assert len(list(frames)) == 7  # 30 per second, and the first one
+
+
+def test_course_of_stairs_begins_ahead_of_the_robot_and_keeps_within_the_ground(rough: Exported) -> None:
+    loop = loop_of(rough, "robot.mjb")
+    higher = play.lay(loop.model, "stairs", 0.05)
+    loop = play.Loop(loop.model, loop.contract, loop.policy)
+    begin = float(loop.ground(np.zeros(2)))
+    assert begin == pytest.approx(higher, abs=1e-4)
+    places = np.stack([[0.9, 1.2, 1.5, 4.98, 5.5], np.zeros(5)], axis=1)
+    np.testing.assert_allclose(loop.ground(places) - begin, [0.0, 0.05, 0.1, 0.7, 0.7], atol=1e-4)
+    (qpos,) = play.starts(loop, 1, higher)
+    loop.reset(qpos)
+    assert loop.height == pytest.approx(loop.contract["default_height"] + 0.005, abs=1e-3)
+
+
+def test_tries_say_how_many_robots_crossed(rough: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    play.main([str(rough.onnx), "--terrain", "slope", "--height", "0.1", "--tries", "2", "--steps", "3"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "crossed 4 m of slope, 0.1 m: 0 of 2; fell: 0" and second.startswith("went ")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--terrain", "stairs", "--height", "1"], "rlstable: --height: this course rises by 14 m, and the ground by"),
+        (["--tries", "3"], "rlstable: argument --tries: needs --terrain"),
+        (["--terrain", "lava"], "rlstable: argument --terrain: invalid choice"),
+    ],
+)
+def test_course_that_cannot_be_laid_is_one_line(
+    rough: Exported, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        play.main([str(rough.onnx), *words])
+    assert capsys.readouterr().err.startswith(line)
+
+
+def test_course_needs_the_ground_of_training(walker: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        play.main([str(walker.onnx), "--terrain", "stairs"])
+    assert capsys.readouterr().err.startswith("rlstable: --terrain: this model stands on a floor; give the robot.mjb")
