@@ -15,6 +15,7 @@ from rlstable.config.schema import (
     CountOrZero,
     Finite,
     Flag,
+    FolderName,
     KeyedError,
     NonNegative,
     Positive,
@@ -78,6 +79,10 @@ class PPOConfig(Section, at="ppo"):
     desired_kl: Positive
     gradient_accumulation: Count
     symmetry: Literal["auto", "if_symmetric"] | None
+    teacher: FolderName | None
+    imitation_weight: Positive
+    imitation_only: Share
+    imitation_end: Share
     optimizer: OptimizerConfig
 
     @field_validator("learning_rate_schedule", mode="before")
@@ -103,6 +108,8 @@ class PPOConfig(Section, at="ppo"):
                 raise KeyedError(key, f"{value} does not divide {name}; {fits} would fit")
         ema = self.normalize_until_count is None or self.normalize_observations_mode == "ema"
         require(ema, "normalize_until_count", "needs ppo.normalize_observations_mode=ema, as in Brax")
+        only, end = self.imitation_only, self.imitation_end
+        require(only <= end, "imitation_only", f"{only} must not exceed ppo.imitation_end={end}; lower it")
         low, high, rate = self.learning_rate_schedule_min_lr, self.learning_rate_schedule_max_lr, self.learning_rate
         if self.learning_rate_schedule != "adaptive_kl":
             for key, unset in (("desired_kl", 0.01), ("learning_rate_schedule_max_lr", 1e-2)):
@@ -122,8 +129,9 @@ class PPOConfig(Section, at="ppo"):
 
     @property
     def schedules_by_progress(self) -> bool:
-        """Whether the learning rate depends on the completed share of `total_steps`."""
-        return self.learning_rate_schedule in ("linear", "cosine") or self.learning_rate_warmup > 0
+        """Whether the learning rate or the imitation depends on the completed share of `total_steps`."""
+        by_rate = self.learning_rate_schedule in ("linear", "cosine") or self.learning_rate_warmup > 0
+        return by_rate or self.teacher is not None
 
     @property
     def updates_normalizer_first(self) -> bool:

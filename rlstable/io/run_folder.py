@@ -22,11 +22,12 @@ from rlstable.io.lock import RunLock
 from rlstable.io.outcome import outcome_of
 
 KEPT_MODEL = "model.zip"  # copy of a robot's model with all its files
+KEPT_TEACHER = "teacher"  # folder with a copy of the policy of `ppo.teacher`
 _RESULT, _OVERRIDES = "result.json", "overrides.json"
 _CHANGING = (_RESULT, "metrics.jsonl", "config.yaml")  # files whose times show when a run was last active
 _WRITTEN = (
     "machine.json", "config.yaml", _RESULT, "report.html", "metrics.jsonl", "events.jsonl", KEPT_MODEL, "checkpoints",
-    "incidents", "episodes",
+    KEPT_TEACHER, "incidents", "episodes",
 )  # fmt: skip
 _CONFIRMED = "confirmed_"
 _SEED = "seed-"  # prefix of the folders of seeds that train together
@@ -250,8 +251,10 @@ def with_kept_model(env: EnvConfig, run_dir: Path) -> EnvConfig:
 def discard_start(run_dir: Path) -> None:
     """Deletes the files of a start that failed, so that its folder does not count as the newest run."""
     with contextlib.suppress(OSError):
-        for name in ("config.yaml", "machine.json", KEPT_MODEL) if not (run_dir / "metrics.jsonl").exists() else ():
-            (run_dir / name).unlink(missing_ok=True)
+        if not (run_dir / "metrics.jsonl").exists():
+            for name in ("config.yaml", "machine.json", KEPT_MODEL):
+                (run_dir / name).unlink(missing_ok=True)
+            shutil.rmtree(run_dir / KEPT_TEACHER, ignore_errors=True)
 
 
 def free_reserve(run_dir: Path) -> None:

@@ -41,6 +41,8 @@ def loss_metrics(
         "training/policy_dist_min_std": masked.minimum(distribution.scale, data.valid),
         "training/policy_dist_max_std": masked.maximum(distribution.scale, data.valid),
     }
+    if terms.imitation_error is not None:
+        metrics["training/imitation_error"] = terms.imitation_error
     if limits.kl is not None and minibatch.reference is not None:
         moved = distance(minibatch.reference, moments(distribution))
         metrics["training/policy_distance"] = mean(jnp.minimum(moved, sample_cap(limits.kl)))

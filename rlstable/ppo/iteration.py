@@ -41,6 +41,7 @@ from rlstable.ppo.rollout import Rollout, TrainingEnv, collect
 from rlstable.ppo.settings import Settings
 from rlstable.ppo.sgd import SGD
 from rlstable.ppo.state import Metrics, TrainState, Tuning
+from rlstable.ppo.teacher import Teacher
 from rlstable.ppo.trust_region import TrustRegion
 from rlstable.ppo.value_units import ValueUnits
 
@@ -49,7 +50,8 @@ from rlstable.ppo.value_units import ValueUnits
 class PPO:
     """The constants of an iteration, guards by name; `TrainState` holds everything that changes.
 
-    `mirror` is the mirror of observations and actions; None without `ppo.symmetry`.
+    `mirror` is the mirror of observations and actions, None without `ppo.symmetry`; `teacher` is None without
+    `ppo.teacher`.
     """
 
     settings: Settings
@@ -61,6 +63,7 @@ class PPO:
     update_guards: Mapping[str, Guard]
     state_guards: Mapping[str, StateSiteGuard]
     mirror: Mirror | None = None
+    teacher: Teacher | None = None
 
     def iteration(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Collects a batch, runs SGD, checks the new state and reports metrics.
@@ -127,7 +130,8 @@ class PPO:
 
     def collect(self, state: TrainState, key: jax.Array) -> Rollout:
         """Collects one batch of experience."""
-        return collect(state, key, env=self.env, networks=self.networks, settings=self.settings)
+        env, networks, settings = self.env, self.networks, self.settings
+        return collect(state, key, env=env, networks=networks, settings=settings, teacher=self.teacher)
 
     def gradient(
         self,

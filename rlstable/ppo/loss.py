@@ -1,4 +1,7 @@
-"""The PPO loss: clipped surrogate, value error, entropy. The same terms as in Brax, with a mask and limiters."""
+"""The PPO loss: clipped surrogate, value error, entropy. The same terms as in Brax, with a mask and limiters.
+
+A run with a teacher adds the imitation loss.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class LossTerms(NamedTuple):
     """The terms of the loss, and intermediate results for its diagnostics.
 
     Attributes:
-        loss: Sum of the losses of policy, value and entropy.
+        loss: Sum of the losses of policy, value and entropy, and of the weighted imitation error.
         value: Loss of the value estimates, with its coefficient.
         entropy_loss: Negative entropy, with its cost.
         entropy: Entropy in nats.
@@ -40,6 +43,7 @@ class LossTerms(NamedTuple):
         value_move: Change of the values since the rollout, in units; None without value clipping.
         epsilon_value: Clipping of the values, in units; None for no clipping.
         activity: By limiter of the networks, its activity per sample.
+        imitation_error: Squared distance of the mean actions of policy and teacher; None without a teacher.
     """
 
     loss: jax.Array
@@ -59,6 +63,7 @@ class LossTerms(NamedTuple):
     value_move: jax.Array | None
     epsilon_value: Bound | None
     activity: dict[str, jax.Array]
+    imitation_error: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,11 +129,19 @@ class Loss:
 
         entropy = mean(distribution.entropy(minibatch.noise))
         entropy_loss = -config.entropy_cost * entropy
+        loss, imitation_error = policy_loss + value_loss + entropy_loss, None
+        if data.lesson is not None:
+            imitation_error = mean(imitation(distribution, masked.zero_invalid(data.lesson.action, data.valid)))
+            weight, practises = data.lesson.weight[0, 0], data.lesson.practice[0, 0] > 0
+            policy_loss, entropy_loss = (jnp.where(practises, x, 0.0) for x in (policy_loss, entropy_loss))
+            imitation_loss = jnp.where(weight > 0, weight * imitation_error, 0.0)
+            loss = policy_loss + value_loss + entropy_loss + imitation_loss
         return LossTerms(
-            loss=policy_loss + value_loss + entropy_loss, policy=policy_loss, value=value_loss,
+            loss=loss, policy=policy_loss, value=value_loss,
             entropy_loss=entropy_loss, entropy=entropy, distribution=distribution, values=values, ratio=ratio,
             log_ratio=log_ratio, epsilon=epsilon, raw_targets=raw_targets, targets=clipped_targets, advantage_std=std,
             value_error=error, value_move=value_move, epsilon_value=epsilon_value, activity=activity,
+            imitation_error=imitation_error,
         )  # fmt: skip
 
     def estimate(self, params: Params, statistics: Statistics, data: Collected, values: jax.Array) -> Targets:
@@ -169,6 +182,15 @@ def standardize(
     center, std = masked.mean_and_std(advantages, valid, valid_share)
     divisor = std if min_std is None else jnp.maximum(std, min_std)
     return (advantages - center) / (divisor + _EPSILON), std
+
+
+def imitation(distribution: Normal, action: jax.Array) -> jax.Array:
+    """Squared distance of each sample's mean action to the teacher's, `[...]`, summed over action elements.
+
+    The teacher's `action` is clipped to the range of actions. The policy's is squashed, but not clipped: a clip would
+    have no gradient that leads back inside.
+    """
+    return jnp.sum(jnp.square(distribution.action(distribution.loc) - action), axis=-1)
 
 
 def quantile_huber(error: jax.Array, kappa: float) -> jax.Array:

@@ -21,12 +21,13 @@ def with_mirror_image(
     mirrored state with the collecting policy in the original one, and its gradient leads to a symmetric policy.
     Distances between policies compare the policies in the same state: there the collecting policy is evaluated again.
     """
-    observation = mirror.observation(data.observation)
+    observation, lesson = mirror.observation(data.observation), data.lesson
     image = data._replace(
         observation=observation,
         raw_action=mirror.action(data.raw_action),
         distribution=networks.distribution(state.params, state.normalizer, observation)[0],
         bootstrap_observation=mirror.observation(data.bootstrap_observation),
+        lesson=None if lesson is None else lesson._replace(action=mirror.action(lesson.action)),
     )
 
     def both(x: jax.Array, reflected: jax.Array) -> jax.Array:

@@ -12,6 +12,20 @@ from rlstable.ppo.distance import ActionMoments
 from rlstable.ppo.distributions import Normal
 
 
+class Lesson(NamedTuple):
+    """A teacher's part of a sample.
+
+    Attributes:
+        action: The teacher's mean action as it takes effect, within [-1, 1], `[..., A]`.
+        weight: Weight of the imitation loss, one number for all samples of an iteration, `[...]`.
+        practice: 1.0 if PPO's policy loss and entropy bonus count, else 0.0; also one number, `[...]`.
+    """
+
+    action: jax.Array
+    weight: jax.Array
+    practice: jax.Array
+
+
 class Collected(NamedTuple):
     """Experience of the rollout, `[rows, T]`; inside a minibatch `[T, B]`.
 
@@ -28,6 +42,7 @@ class Collected(NamedTuple):
         time_out: 1.0 where the environment's time limit ended the episode; None without `bootstrap_on_timeout`.
         bootstrap_observation: Observation after the last step, with a time axis of 1.
         memory: State of a recurrent policy before the first step, with a time axis of 1; None without one.
+        lesson: What the teacher does; None without `ppo.teacher`.
     """
 
     observation: Observation
@@ -42,6 +57,7 @@ class Collected(NamedTuple):
     time_out: jax.Array | None
     bootstrap_observation: Observation
     memory: jax.Array | None = None
+    lesson: Lesson | None = None
 
 
 class Targets(NamedTuple):

@@ -21,6 +21,7 @@ from rlstable.ppo.networks import Networks, joined
 from rlstable.ppo.records import Collected, swap_axes
 from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import Slot, TrainState
+from rlstable.ppo.teacher import Teacher
 
 
 class Step(NamedTuple):
@@ -95,7 +96,15 @@ class _Episodes(NamedTuple):
 _Running = tuple[EnvState, dict[str, GuardState], Slot | None]
 
 
-def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Networks, settings: Settings) -> Rollout:
+def collect(
+    state: TrainState,
+    key: jax.Array,
+    *,
+    env: TrainingEnv,
+    networks: Networks,
+    settings: Settings,
+    teacher: Teacher | None = None,
+) -> Rollout:
     """Runs every environment for as many unrolls as one iteration needs, with a random key of this device."""
     ppo = settings.ppo
 
@@ -127,6 +136,7 @@ def collect(state: TrainState, key: jax.Array, *, env: TrainingEnv, networks: Ne
             "termination": step.state.done * (1.0 - info["truncation"]),
             "valid": step.valid,
             "time_out": info["time_out"] if ppo.bootstrap_on_timeout else None,
+            "lesson": None if teacher is None else teacher.lesson(ppo, state, env_state.obs),
         }
         totals = info["episode_metrics"]
         # The first episode of an environment is not whole.

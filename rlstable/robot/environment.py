@@ -151,6 +151,12 @@ class RobotEnv:
         """The terms of the policy's observation, in their order."""
         return self.observers["state"].parts
 
+    @property
+    def names_of_policy(self) -> dict[str, list[str]]:
+        """Names of the actions, and by key of the parts of each observation: what a policy was trained for."""
+        seen = {key: [part.name for part in observer.parts] for key, observer in self.observers.items()}
+        return {"actions": [actuator.name for actuator in self.robot.actuators], **seen}
+
     def reset(self, rng: jax.Array) -> State:
         keys = jax.random.split(rng, 3)
         ((_, reset),) = self.lists.reset.items()

@@ -28,6 +28,7 @@ from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import final_stop_reason, finish_iteration, record_iteration, roll_back_to_plan
 from rlstable.runner.evaluation import CONFIRMED_AT, compare_with_best, confirm, evaluate
 from rlstable.runner.kept_model import taken
+from rlstable.runner.kept_teacher import load_teacher
 from rlstable.runner.listener import Listener, Listeners, Row
 from rlstable.runner.log import Callback
 from rlstable.runner.programs import Programs, connect
@@ -100,7 +101,8 @@ class TrainingLoop:
         self._last_seconds = 0.0
         self._advice: str | None = None
         self._seeds = Seeds(config, self.run_dir, callback, self._console, self._listeners)
-        self.programs = Programs(config, mesh, more_guards or {}, self._stop_request.compiling, environments)
+        teacher = load_teacher(config.ppo.teacher, config.resume, self.run_dir)
+        self.programs = Programs(config, mesh, more_guards or {}, self._stop_request.compiling, environments, teacher)
         if self.programs.device_count < mesh.size:
             used = f"{self.programs.device_count} of {mesh.size} devices train"
             self._console.message(f"{used}, as many as divide {config.seeds} seeds")

@@ -28,6 +28,7 @@ from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
 from rlstable.io.versions import versions
+from rlstable.policy import Policy
 from rlstable.policy.evaluator import Evaluator, make_evaluator, require_same_observation
 from rlstable.ppo.guards import MoreGuards, check_more
 from rlstable.ppo.state import TrainState
@@ -95,6 +96,7 @@ class Programs:
         more_guards: MoreGuards,
         compiling: Compiling,
         environments: Environments | None = None,
+        teacher: Policy | None = None,
     ):
         check_more(more_guards, config.guards.model_dump().keys())
         self.shared = config.seeds > 1  # then no seed can change its precision
@@ -111,6 +113,7 @@ class Programs:
         self._more_guards = more_guards
         self.compiling = compiling
         self._environments = environments
+        self.teacher = teacher
         self._seed_devices = SeedDevices(self.device_count) if self.device_count > mesh.size else None
         self._setups: dict[tuple[Level, str], TrainingSetup] = {}
         self._evaluators: dict[Level, Evaluator] = {}
@@ -153,7 +156,7 @@ class Programs:
         if key not in self._setups:
             ppo, env = host.plan.of(self._config.ppo, self._config.env)
             args = self.at(key[0], ppo=ppo, env=env), self.mesh, self._more_guards, self.compiling
-            self._setups[key] = setup = TrainingSetup(*args, self._train_env, self._seed_devices)
+            self._setups[key] = setup = TrainingSetup(*args, self._train_env, self._seed_devices, self.teacher)
             setup.on_large_constants(self._report_constants)
         return self._setups[key]
 

@@ -23,6 +23,7 @@ from rlstable.io.files import is_full, one_line
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
+from rlstable.runner.kept_teacher import names_of
 from rlstable.runner.log import SeedLog
 from rlstable.runner.programs import Programs
 from rlstable.supervise.snapshots import Snapshots
@@ -141,7 +142,7 @@ class Saving:
         programs, setup = self.programs, self.programs.setup(self.host)
         return {
             "host": dataclasses.asdict(self.host),
-            "policy": policy_spec(setup.ppo.networks, setup.ppo.precision.matmul),
+            "policy": policy_spec(setup.ppo.networks, setup.ppo.precision.matmul) | {"names": names_of(setup.single)},
             "config": self.config.model_dump(mode="json"),
             "devices": programs.mesh.size,
             "num_envs": programs.num_envs(self.host),

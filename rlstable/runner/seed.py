@@ -31,6 +31,7 @@ from rlstable.ppo.state import SPECS, TrainState
 from rlstable.runner.decision import ReturnCheck
 from rlstable.runner.host_state import Draw, HostState, Schedule, SeedKeys
 from rlstable.runner.kept_model import keep
+from rlstable.runner.kept_teacher import keep_teacher
 from rlstable.runner.listener import Listeners
 from rlstable.runner.log import Callback, SeedLog
 from rlstable.runner.programs import Programs
@@ -191,6 +192,8 @@ def open_seed(
         if hosts.is_writer():
             write_config(run_dir, settings, programs.machine)
             keep(config.env, run_dir, log.event)
+            if programs.teacher is not None and config.ppo.teacher is not None:
+                keep_teacher(programs.teacher, config.ppo.teacher, run_dir)
         log.start()
     except BaseException:
         closing.close()

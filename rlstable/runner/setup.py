@@ -37,6 +37,7 @@ from rlstable.envs.load import Loaded, load
 from rlstable.envs.recurrent import with_memory
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import MODEL, VectorEnv, pool_of
+from rlstable.policy import Policy
 from rlstable.ppo.guards import MoreGuards, batch_guards, env_guards, state_guards, update_guards
 from rlstable.ppo.initial import init_program, with_environments
 from rlstable.ppo.iteration import PPO
@@ -45,6 +46,7 @@ from rlstable.ppo.optimizer import Optimizer
 from rlstable.ppo.rollout import TrainingEnv
 from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import SPECS, Metrics, TrainState
+from rlstable.runner.kept_teacher import teacher_of
 from rlstable.supervise.memory import require_states
 
 
@@ -107,8 +109,9 @@ class TrainingSetup:
     """Environments, PPO and the training program of one configuration, at the configured precision.
 
     `mesh` has the devices of a seed, `seed_devices` those that several seeds are divided over, None if there are not
-    several of both. `single` is an environment object of the user, None to load the configured environment. Raises
-    `ConfigError` if the environment cannot be made, or does not fit the configuration.
+    several of both. `single` is an environment object of the user, None to load the configured environment. `teacher`
+    is the policy of `ppo.teacher`. Raises `ConfigError` if the environment cannot be made, or does not fit the
+    configuration or the teacher.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class TrainingSetup:
         compiling: Compiling | None = None,
         single: Any = None,
         seed_devices: SeedDevices | None = None,
+        teacher: Policy | None = None,
     ):
         self._config = config
         self._mesh = mesh
@@ -156,14 +160,17 @@ class TrainingSetup:
         self.ppo: PPO = make_ppo(config, self.env, single.action_size, more, mirror)
         if has_fault:
             self.ppo = faults.arm(self.ppo, config.precision.matmul, config.fault.below)
-        # A guard given as an object has no key for the trace cache.
+        # A guard given as an object and the numbers of a teacher have no key for the trace cache.
         uncached = Compiler(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
-        self._compiler = uncached if more else compiler_of(config, stepping, single)
+        self._compiler = uncached if more or teacher else compiler_of(config, stepping, single)
         self._untrained: Any = None
         self._parameters: Future[Any] | None = None
         self._training: Future[Any] | None = None
         batch = min(config.env.reset_pool_size, config.ppo.num_envs)
         self._resets = Resets(self.env, batch, self.precision, self._compiler, mesh.size)
+        if teacher is not None:
+            seen = self._resets.shapes(config.ppo.num_envs).obs
+            self.ppo = dataclasses.replace(self.ppo, teacher=teacher_of(teacher, single, config.env.history, seen))
 
     def on_large_constants(self, report: Callable[[int], None]) -> None:
         """Sets the function that is called with the bytes of large constants, before the program is compiled."""
