@@ -62,13 +62,14 @@ def teacher_of(policy: Policy, env: Env, history: int, observation: Observation)
     if networks.action_size != env.action_size:
         acts = f"has {networks.action_size} actions, and the environment {env.action_size}"
         raise ConfigError(f"ppo.teacher: {policy.folder} {acts}; choose a teacher of the same robot")
-    shapes = observation if isinstance(observation, Mapping) else {key: observation}
-    size, sizes = mean.shape[-1], {name: x.shape[-1] for name, x in shapes.items()}
-    step = sizes.get(key, 0) // history  # numbers of one observation in a stack
+    named, size = isinstance(observation, Mapping), mean.shape[-1]
+    sizes = {name: x.shape[-1] for name, x in (observation if named else {"state": observation}).items()}
+    step = sizes.get(key if named else "state", 0) // history  # numbers of one observation in a stack
     if not step or size % step or size > step * history:
+        has = ", ".join(f"{n} in {name!r}" for name, n in sizes.items())
         raise ConfigError(
-            f"ppo.teacher: {policy.folder} reads {size} numbers of the observation {key!r}, and the environment has "
-            f"{', '.join(f'{name} with {n}' for name, n in sizes.items())}; add this observation to the environment"
+            f"ppo.teacher: {policy.folder} reads {size} numbers in {key!r}, and the environment has {has}; train the "
+            "teacher in this environment, for example with network.policy_obs_key=privileged_state"
         )
     own, now = policy.host["policy"].get("names", {}), names_of(env)
     for part in ("actions", key):
