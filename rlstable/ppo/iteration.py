@@ -50,8 +50,7 @@ from rlstable.ppo.value_units import ValueUnits
 class PPO:
     """The constants of an iteration, guards by name; `TrainState` holds everything that changes.
 
-    `mirror` is the mirror of observations and actions, None without `ppo.symmetry`; `teacher` is None without
-    `ppo.teacher`.
+    `mirror` is the mirror of observations and actions; None without `ppo.symmetry`.
     """
 
     settings: Settings

@@ -1,7 +1,4 @@
-"""The PPO loss: clipped surrogate, value error, entropy. The same terms as in Brax, with a mask and limiters.
-
-A run with a teacher adds the imitation loss.
-"""
+"""The PPO loss: clipped surrogate, value error, entropy as in Brax, and imitation, with a mask and limiters."""
 
 from __future__ import annotations
 
@@ -132,10 +129,9 @@ class Loss:
         loss, imitation_error = policy_loss + value_loss + entropy_loss, None
         if data.lesson is not None:
             imitation_error = mean(imitation(distribution, masked.zero_invalid(data.lesson.action, data.valid)))
-            weight, practises = data.lesson.weight[0, 0], data.lesson.practice[0, 0] > 0
-            policy_loss, entropy_loss = (jnp.where(practises, x, 0.0) for x in (policy_loss, entropy_loss))
-            imitation_loss = jnp.where(weight > 0, weight * imitation_error, 0.0)
-            loss = policy_loss + value_loss + entropy_loss + imitation_loss
+            weight, practice = data.lesson.weight[0, 0], data.lesson.practice[0, 0]
+            policy_loss, entropy_loss = (jnp.where(practice, x, 0.0) for x in (policy_loss, entropy_loss))
+            loss = policy_loss + value_loss + entropy_loss + jnp.where(weight > 0, weight * imitation_error, 0.0)
         return LossTerms(
             loss=loss, policy=policy_loss, value=value_loss,
             entropy_loss=entropy_loss, entropy=entropy, distribution=distribution, values=values, ratio=ratio,

@@ -18,7 +18,7 @@ class Lesson(NamedTuple):
     Attributes:
         action: The teacher's mean action as it takes effect, within [-1, 1], `[..., A]`.
         weight: Weight of the imitation loss, one number for all samples of an iteration, `[...]`.
-        practice: 1.0 if PPO's policy loss and entropy bonus count, else 0.0; also one number, `[...]`.
+        practice: Whether PPO's policy loss and entropy bonus count, bool; also one for all samples, `[...]`.
     """
 
     action: jax.Array
@@ -42,7 +42,7 @@ class Collected(NamedTuple):
         time_out: 1.0 where the environment's time limit ended the episode; None without `bootstrap_on_timeout`.
         bootstrap_observation: Observation after the last step, with a time axis of 1.
         memory: State of a recurrent policy before the first step, with a time axis of 1; None without one.
-        lesson: What the teacher does; None without `ppo.teacher`.
+        lesson: The teacher's action and its weight; None without `ppo.teacher`.
     """
 
     observation: Observation

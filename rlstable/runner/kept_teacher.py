@@ -5,6 +5,7 @@ The copy is a run folder that holds the policy alone.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,22 +31,25 @@ def load_teacher(name: str | None, resume: str | None, run_dir: Path) -> Policy 
             if policy.host.get("teacher") == name:
                 return policy
     try:
-        return load_policy(name)
+        policy = load_policy(name)
     except ConfigError as error:
         raise ConfigError(f"ppo.teacher: {error}") from None
+    return dataclasses.replace(policy, host=policy.host | {"teacher": name})
 
 
-def keep_teacher(policy: Policy, name: str, run_dir: Path) -> None:
-    """Saves the teacher in a run folder that does not have it."""
+def keep_teacher(policy: Policy | None, run_dir: Path) -> None:
+    """Saves the teacher, if there is one, in a run folder that does not have it."""
+    if policy is None:
+        return
+    host = {key: policy.host[key] for key in ("policy", "teacher")}
     at_once = CheckpointConfig.model_validate({"asynchronous": False})
     with Checkpoints(below(run_dir, KEPT_TEACHER), at_once) as kept:
         number = kept.latest() or 0
-        if (kept.host_data(number) or {}).get("teacher") == name:
+        if (kept.host_data(number) or {}).get("teacher") == host["teacher"]:
             return
         statistics = {"mean": policy.statistics.mean, "std": policy.statistics.std}
         arrays = {"params": policy.params["policy"], "statistics": statistics}
-        host = {key: policy.host[key] for key in ("policy", "step") if key in policy.host}
-        if not kept.save(number + 1, {}, arrays, host | {"teacher": name}):
+        if not kept.save(number + 1, {}, arrays, host):
             error = one_line(kept.error or OSError("no reason given"))
             raise ConfigError(f"hydra.run.dir: cannot save the teacher in {kept.directory}: {error}; make room there")
 

@@ -192,8 +192,7 @@ def open_seed(
         if hosts.is_writer():
             write_config(run_dir, settings, programs.machine)
             keep(config.env, run_dir, log.event)
-            if programs.teacher is not None and config.ppo.teacher is not None:
-                keep_teacher(programs.teacher, config.ppo.teacher, run_dir)
+            keep_teacher(programs.teacher, run_dir)
         log.start()
     except BaseException:
         closing.close()

@@ -44,13 +44,15 @@ def header(seed: Seed, seeds: int, run_dir: Path) -> list[tuple[str, str]]:
     """The lines that a run prints before it trains, as names and values, from the first of its `seeds`."""
     config = seed.config
     model = "" if config.env.xml is None else f" with {Path(config.env.xml).name}"
+    ppo = config.ppo
+    imitated = f"imitated alone to {ppo.imitation_only:.0%} of the steps, beside PPO to {ppo.imitation_end:.0%}"
     return [
         ("task", f"{config.env.name}{model}{_physics(seed.setup.loaded)}"),
         ("device", _device(seed)),
         *getattr(getattr(seed.setup.loaded.env, "unwrapped", None), "header", ()),
         ("steps", _steps(seed)),
         ("networks", _networks(seed)),
-        *_teacher(seed),
+        *([] if ppo.teacher is None else [("teacher", f"{ppo.teacher}, {imitated}")]),
         ("run folder", short_path(run_dir)),
         *_services(seed, seeds, run_dir),
     ]
@@ -107,15 +109,6 @@ def _networks(seed: Seed) -> str:
     parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(seed.state.params))
     layers = ", ".join(f"{name} {'-'.join(map(str, widths)) or 'linear'}" for name, widths in sizes.items())
     return f"{layers}, {parameters:,} parameters"
-
-
-def _teacher(seed: Seed) -> list[tuple[str, str]]:
-    """The line about the teacher of a run."""
-    ppo, policy = seed.config.ppo, seed.programs.teacher
-    if policy is None:
-        return []
-    alone, end = (f"{round(share * seed.config.total_steps):,}" for share in (ppo.imitation_only, ppo.imitation_end))
-    return [("teacher", f"{ppo.teacher}, imitated alone until step {alone}, beside PPO until step {end}")]
 
 
 def describe(

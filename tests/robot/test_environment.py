@@ -110,6 +110,8 @@ def test_critic_sees_the_policys_observations_without_noise_and_delay_and_its_ow
     states = played("robot_swingup", "cart_pole", *words, actions=[1.0, 1.0])
     critic = np.array([state.obs["privileged_state"] for state in states])
     assert (states[0].obs["state"].shape, critic.shape) == ((5,), (3, 6))
+    names = programs("robot_swingup", "cart_pole", *words)[0].unwrapped.names_of_policy
+    assert (names["actions"], names["privileged_state"]) == (["push"], [*names["state"], "height"])
     keys = [config("robot_swingup", "cart_pole", *own).network.value_obs_key for own in (words, ())]
     assert keys == ["privileged_state", "state"]
     np.testing.assert_allclose(critic[:, 1:3], [state.data.qvel for state in states], atol=1e-6)

@@ -42,17 +42,11 @@ def test_run_resumes_with_the_same_bits_after_its_teacher_is_gone(teacher: Path,
     gone = Path(shutil.copytree(teacher, tmp_path / "gone"))
     whole = TrainingLoop(student(gone, 4), tmp_path / "whole")
     whole.run()
-    assert (
-        whole.single.log.history[0]["training/policy_loss"]
-        == 0.0
-        != whole.single.log.history[1]["training/policy_loss"]
-    )
-    cut = TrainingLoop(student(gone, 4), tmp_path / "cut", lambda step, _: step == 128)
-    cut.run()
+    losses = [row["training/policy_loss"] for row in whole.single.log.history]
+    assert losses[0] == 0.0 and 0.0 not in losses[1:]
+    TrainingLoop(student(gone, 4), tmp_path / "cut", lambda step, _: step == 128).run()
     shutil.rmtree(gone)
-    resumed = TrainingLoop(student(gone, 4, resume="auto"), tmp_path / "cut")
-    resumed.run()
-    assert_same(resumed.single.state.params, whole.single.state.params)
+    TrainingLoop(student(gone, 4, resume="auto"), tmp_path / "cut").run()
     (ours, _), (theirs, _) = (checkpoints(tmp_path / name)[4] for name in ("cut", "whole"))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     kept, original = load_policy(tmp_path / "cut" / KEPT_TEACHER), load_policy(teacher)
@@ -82,12 +76,12 @@ FITS = {"privileged_state": 5}
     ("env", "change", "sizes", "message"),
     [
         (robot(), {"action_size": 3}, FITS, "has 3 actions, and the environment 2; choose a teacher of the same robot"),
-        (robot(), {}, {"privileged_state": 6}, "reads 5 numbers in .*, and the environment has 6 in 'privileged_state'"),
-        (robot(), {}, {"state": 5}, "reads 5 numbers in 'privileged_state', and the environment has 5 in 'state'; train"),
+        (robot(), {}, {"privileged_state": 6}, "reads 5 numbers in .*, and the environment has 6 in"),
+        (robot(), {}, {"state": 5}, "reads 5 numbers in 'privileged_state', and the environment has 5 in 'state'"),
         (robot(), {"recurrent": "gru"}, FITS, "is recurrent; a teacher must act on one observation"),
         (robot(actions=["hip", "toe"]), {}, FITS, "has other names of the actions than the robot: knee, toe"),
         (robot(actions=["knee", "hip"]), {}, FITS, "has other names of the actions than the robot: another order"),
-        (robot(privileged_state=["scan"]), {}, FITS, "has other names of the privileged_state than the robot: gyro, scan"),
+        (robot(privileged_state=["scan"]), {}, FITS, "other names of the privileged_state than the robot: gyro, scan"),
     ],
 )  # fmt: skip
 def test_teacher_of_another_robot_is_one_line(
