@@ -21,8 +21,10 @@ _DIGITS = 5  # of a reward; the page only displays rewards
 
 def page(recorded: RecordedEpisodes, others: Mapping[str, str] | None = None) -> str:
     """The page; `others` are addresses of other pages, by name, which it links."""
-    model, (meshes, parts) = recorded.model, make_scene(recorded.model)
+    model = recorded.model
     moved = [poses(model, recording.positions) for recording in recorded.recordings]
+    followed = followed_body(model) or 0
+    meshes, parts = make_scene(model, np.concatenate([bodies[:, followed, :3] for bodies in moved]))
     framings = [frame_episode(model, bodies, recorded.seconds) for bodies in moved]
     widest = max(framings, key=lambda framing: framing.size)
     data = {

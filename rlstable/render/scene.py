@@ -14,6 +14,7 @@ _SQUARE = np.array([[-1.0, -1.0, 1.0], [1.0, -1.0, 1.0], [1.0, 1.0, 1.0], [-1.0,
 _INFINITE_PLANE = 100.0  # metres to each side that are drawn of an infinite plane
 UNBOUNDED = (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD)  # kinds of geoms that are ground
 Key = str | tuple[str, int]  # of a mesh: a shape, or an asset of the model and its number
+_LARGE, _NEAR = 10**6, 3.0  # numbers of a height field's triangles; m around a robot that are drawn of a larger one
 _GROUPS_SHOWN = 3  # MuJoCo's viewers show geoms of groups 0 to 2 by default
 
 
@@ -44,8 +45,11 @@ class Floor(NamedTuple):
     cell: float  # side of a cell of its grid, metres
 
 
-def make_scene(model: mujoco.MjModel) -> tuple[list[Mesh], list[Part]]:
-    """Meshes and parts of a `mujoco.MjModel`, without floors (see `floor_of`), sites, tendons and textures."""
+def make_scene(model: mujoco.MjModel, places: np.ndarray) -> tuple[list[Mesh], list[Part]]:
+    """Meshes and parts of a `mujoco.MjModel`, without floors (see `floor_of`), sites, tendons and textures.
+
+    Of a large height field only what is near the `places` of the robot, `[N, 3]`.
+    """
     meshes: dict[Key, Mesh] = {}
     parts = []
     for geom, colour in visible_geoms(model):
@@ -54,7 +58,7 @@ def make_scene(model: mujoco.MjModel) -> tuple[list[Mesh], list[Part]]:
         turn = np.array(model.geom_quat[geom])
         for key, scale, along in _shapes(model, geom):
             if key not in meshes:
-                meshes[key] = _mesh_of(model, key)
+                meshes[key] = _mesh_of(model, key, places - model.geom_pos[geom])
             shift = np.empty(3)
             mujoco.mju_rotVecQuat(shift, np.array([0.0, 0.0, along]), turn)
             body, position = int(model.geom_bodyid[geom]), model.geom_pos[geom] + shift
@@ -96,7 +100,9 @@ def floor_of(model: mujoco.MjModel, low: float, size: float) -> Floor:
 
     `low` is the height of the robot's lowest point, and `size` the robot's size, in metres; a cell is smaller than it.
     """
-    heights = [float(model.geom_pos[geom, 2]) for geom, _ in visible_geoms(model) if is_floor(model, geom)]
+    fields = [geom for geom in range(model.ngeom) if kind_of(model, geom) == mujoco.mjtGeom.mjGEOM_HFIELD]
+    floors = [geom for geom, _ in visible_geoms(model) if is_floor(model, geom)] or fields
+    heights = [float(model.geom_pos[geom, 2]) for geom in floors]
     power = 10.0 ** np.floor(np.log10(0.8 * size))
     cell = max(step * power for step in (1, 2, 5) if step * power <= 0.8 * size)
     return Floor(max(heights, default=low - 0.2 * size), float(cell))
@@ -151,12 +157,12 @@ def _colour(model: mujoco.MjModel, geom: int) -> np.ndarray:
     return colour
 
 
-def _mesh_of(model: mujoco.MjModel, key: Key) -> Mesh:
+def _mesh_of(model: mujoco.MjModel, key: Key, places: np.ndarray) -> Mesh:
     match key:
         case ("mesh", number):
             return _model_mesh(model, number)
         case ("hfield", number):
-            return _height_field(model, number)
+            return _height_field(model, number, places)
         case "plane":
             return _flat(_SQUARE[[0, 1, 2, 0, 2, 3]].reshape(2, 3, 3) * [1, 1, 0])
         case "box":
@@ -197,7 +203,7 @@ def _model_mesh(model: mujoco.MjModel, number: int) -> Mesh:
     return _flat(model.mesh_vert[first : first + count][model.mesh_face[face : face + faces]])
 
 
-def _height_field(model: mujoco.MjModel, number: int) -> Mesh:
+def _height_field(model: mujoco.MjModel, number: int, places: np.ndarray) -> Mesh:
     rows, columns = model.hfield_nrow[number], model.hfield_ncol[number]
     x, y, top, _ = model.hfield_size[number]
     start = model.hfield_adr[number]
@@ -205,6 +211,15 @@ def _height_field(model: mujoco.MjModel, number: int) -> Mesh:
     grid = np.stack([*np.meshgrid(np.linspace(-x, x, columns), np.linspace(-y, y, rows)), heights], axis=-1)
     a, b, c, d = grid[:-1, :-1], grid[:-1, 1:], grid[1:, 1:], grid[1:, :-1]
     corners = np.stack([np.stack([a, b, c], axis=2), np.stack([a, c, d], axis=2)], axis=2)
+    if corners.size > _LARGE:
+        near = np.zeros(corners.shape[:2], bool)
+        for place in np.unique(places[:, :2].round(), axis=0):
+            i, j = (
+                np.searchsorted(axis, (at - _NEAR, at + _NEAR))
+                for axis, at in zip((grid[:-1, 0, 1], grid[0, :-1, 0]), place[::-1], strict=True)
+            )
+            near[slice(*i), slice(*j)] = True
+        corners = corners[near]
     return _flat(corners.reshape(-1, 3, 3))
 
 

@@ -132,6 +132,14 @@ def slip(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     return jnp.sum(past.contact * jnp.sum(jnp.square(past.foot_velocities[:, :2]), axis=-1))
 
 
+@needs("feet")
+def dragging(robot: Robot, data: Any, past: Past, action: jax.Array, *, target: Positive = 0.08) -> jax.Array:
+    """Horizontal speed of each foot times the squared share of the height `target`, in m, that it lacks; a cost."""
+    above = past.foot_positions[:, 2] - robot.ground(past.foot_positions[:, :2])
+    lacks = jnp.maximum(target - above, 0.0) / target
+    return jnp.sum(jnp.square(lacks) * jnp.linalg.norm(past.foot_velocities[:, :2], axis=-1))
+
+
 @needs("command pose")
 def reach(
     robot: Robot, data: Any, past: Past, action: jax.Array, *, site: str | None = None, width: Positive = 0.1
@@ -148,5 +156,6 @@ def contact(robot: Robot, data: Any, past: Past, action: jax.Array, *, geoms: tu
 
 TERMS = by_name(
     track_linear_velocity, track_angular_velocity, vertical_velocity, rolling, upright, height, raised, alive, energy,
-    torque, action_rate, joint_limits, pose, joint_speed, short_steps, slip, reach, contact,
+    torque, action_rate, joint_limits, pose, joint_speed, short_steps, slip, dragging,
+    reach, contact,
 )  # fmt: skip

@@ -119,7 +119,7 @@ def test_poses_equal_those_of_mujoco(recorded: RecordedEpisodes) -> None:
 
 def test_every_geom_becomes_triangles_of_the_right_size() -> None:
     model = mujoco.MjModel.from_xml_string(SHAPES)
-    meshes, parts = make_scene(model)
+    meshes, parts = make_scene(model, np.zeros((1, 3)))
     assert (followed_body(model), len(parts)) == (1, 1 + 1 + 1 + 1 + 1 + 3 + 1)  # the floor is no part
     for mesh in meshes:
         assert mesh.indices.max() < len(mesh.vertices) == len(mesh.normals)
@@ -322,3 +322,13 @@ def test_seed_decides_the_random_actions() -> None:
     first, same, other = (record_random(compose(WORDS), 1, seed).recordings[0].positions for seed in (1, 1, 2))
     assert (first == same).all()
     assert not (first == other).all()
+
+
+def test_page_has_of_large_uneven_ground_what_is_near_the_robot() -> None:
+    spec = mujoco.MjSpec()
+    spec.add_hfield(name="hills", size=[50, 50, 1, 1], nrow=501, ncol=501, userdata=np.arange(501.0**2) % 7)
+    spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname="hills", pos=[10, 0, 0])
+    (mesh,), _ = make_scene(spec.compile(), np.array([[20.0, 30.0, 0.0], [20.1, 30.2, 0.0]]))
+    centers = mesh.vertices.reshape(-1, 3, 3).mean(axis=1)[:, :2]
+    assert len(centers) == 2 * 30 * 30  # two triangles for each sample within 3 m of the place, in the ground's frame
+    np.testing.assert_allclose(centers.mean(axis=0), [10.0, 30.0], atol=0.2)

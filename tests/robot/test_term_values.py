@@ -86,6 +86,14 @@ REWARDS = {
             "foot_velocities": np.array([[3, 4, 9], [5, 5, 5], [0] * 3, [1, 0, 0.0]]),
         },
     ),
+    "dragging": Case(  # half of the height is missing at 3 m/s, all of it at 1 m/s, and nothing
+        0.25 * 3.0 + 1.0,
+        parameters={"target": 8.0},
+        past={
+            "foot_positions": np.array([[9, 9, 4.0], [9, 9, 0.0], [9, 9, 20.0], [9, 9, 0.0]]),
+            "foot_velocities": np.array([[3, 0, 9], [0, 1, 0], [5, 5, 5], [0, 0, 0.0]]),
+        },
+    ),
     "reach": Case(np.exp(-1), ARM, past={"command": {"pose": np.array([0.0, 0.0, 0.95])}}),
     "contact": Case(1.0, parameters=GEOMS, qpos=lifted(-0.002)),
 }  # fmt: skip
