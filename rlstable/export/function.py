@@ -114,7 +114,7 @@ def policy_function(run: SavedRun) -> PolicyFunction:
     }
     if size:
         metadata["memory"] = {"input": MEMORY, "output": NEW_MEMORY, "size": size, "at_reset": 0.0}
-    metadata |= {} if robot is None else contract(robot)
+    metadata |= {} if robot is None else contract(robot, key)
     return PolicyFunction(apply, int(mean.size), samples, metadata, robot)
 
 

@@ -18,7 +18,7 @@ from rlstable.config.robot import TaskConfig
 from rlstable.robot import actions, build, commands, terms
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.model import Robot
-from rlstable.robot.observing import Part
+from rlstable.robot.observing import Observer, Part
 
 Entry = dict[str, Any]
 
@@ -33,11 +33,11 @@ _SENSOR_OF = {
 }
 
 
-def contract(env: RobotEnv) -> Entry:
-    """The contract of the policies of an environment."""
-    robot, task = env.robot, env.task
-    parts = env.policy_parts
-    key = build.keyframe(robot.model, task.keyframe)
+def contract(env: RobotEnv, key: str = "state") -> Entry:
+    """The contract of the policies of an environment that read the observation with this key."""
+    robot, task, observer = env.robot, env.task, env.observers[key]
+    parts = observer.parts
+    keyframe = build.keyframe(robot.model, task.keyframe)
     return {
         "joint_names": [joint.name for joint in robot.joints],
         "default_joint_pos": [joint.home for joint in robot.joints],
@@ -47,7 +47,7 @@ def contract(env: RobotEnv) -> Entry:
         "action_scale_down": _shortest(actions.scales(robot, task.actions)[0]),
         "observation_names": [part.name for part in parts],
         "command_names": sorted(task.commands),
-        "observations": [_observation(env, part) for part in parts],
+        "observations": [_observation(robot, observer, part) for part in parts],
         "commands": [_command(env, name) for name in sorted(task.commands)],
         "actuators": [_actuator(robot, i) for i in range(len(robot.actuators))],
         "action_clip": task.actions.clip,
@@ -55,7 +55,7 @@ def contract(env: RobotEnv) -> Entry:
         "action_filter": task.actions.filter,
         "control_dt": robot.control_dt,
         "decimation": robot.substeps,
-        "keyframe": None if key is None else robot.model.key(key).name,
+        "keyframe": None if keyframe is None else robot.model.key(keyframe).name,
         "default_qpos": robot.home.tolist(),
         "root_body": _name(robot.model, "body", robot.root),
         "default_height": robot.home_height,
@@ -87,15 +87,15 @@ def binary(model: mujoco.MjModel) -> bytes:
     return buffer.tobytes()
 
 
-def _observation(env: RobotEnv, part: Part) -> Entry:
+def _observation(robot: Robot, observer: Observer, part: Part) -> Entry:
     config = part.config
     term = config.path(part.name)
     delay = {"least": config.delay[0], "most": config.delay[1]}
     shown = {"scale": config.scale, "clip": config.clip, "noise": _last(config.noise)}
-    parameters = _parameters(env.lists.observations[part.name])
+    parameters = _parameters(observer.functions[part.name])
     return {
         "name": part.name, "term": term, "size": part.size, **shown, "history": config.history, "delay": delay,
-        "parameters": parameters, **_sources(env.robot, term, parameters),
+        "parameters": parameters, **_sources(robot, term, parameters),
     }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from rlstable.envs.simulator import MjxSimulator, Simulator
 from rlstable.robot import actions, commands, terms
 from rlstable.robot.lists import KEY, Lists, seen_by_critic
 from rlstable.robot.model import Robot
-from rlstable.robot.observing import Observer, Part
+from rlstable.robot.observing import Observer
 from rlstable.robot.past import Past
 from rlstable.robot.terrain import Levels
 
@@ -145,11 +145,6 @@ class RobotEnv:
         """Velocity forward and sideways and turning rate, `[3]`: as commanded, and as the root body moves."""
         linear, angular = self.robot.linear_velocity(state.data), self.robot.angular_velocity(state.data)
         return state.info[PAST].command["velocity"], jnp.stack([linear[0], linear[1], angular[2]])
-
-    @property
-    def policy_parts(self) -> list[Part]:
-        """The terms of the policy's observation, in their order."""
-        return self.observers["state"].parts
 
     @property
     def names_of_policy(self) -> dict[str, list[str]]:

@@ -163,8 +163,8 @@ def test_mirror_image_of_a_scan_has_its_sides_exchanged() -> None:
     env = rough().unwrapped
     mirror, reason = env.mirror("if_symmetric", 1)
     assert reason is None and mirror is not None
-    names = [part.name for part in env.policy_parts]
-    start = sum(part.size for part in env.policy_parts[: names.index("height_scan")])
+    parts = env.observers["state"].parts
+    start = sum(part.size for part in parts[: [part.name for part in parts].index("height_scan")])
     order = np.asarray(mirror.observations["state"].order)[start : start + 77].reshape(11, 7) - start
     np.testing.assert_array_equal(order, np.arange(77).reshape(11, 7)[:, ::-1])
 
