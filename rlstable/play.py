@@ -11,6 +11,7 @@ import collections
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -64,6 +65,7 @@ _KEYS = {265: (0, 1), 264: (0, -1), 263: (2, 1), 262: (2, -1), ord(","): (1, 1),
 _TERRAIN = "rlstable_terrain"  # geom and height field of uneven ground
 _COURSES = ("stairs", "stairs_down", "slope", "rough", "gaps")
 _COURSE, _RUN_UP, _TREAD, _LANDING = 4.0, 1.0, 0.3, 1.0  # m: length of a course, before it, of a step, between gaps
+_SEEN, _DEEP = 2.5, 1.0  # m around the robot, and below, that are drawn of uneven ground
 _CLEAR, _BENT, _TURNED = 0.005, 0.05, 0.1  # m above the ground, and rad, of robots at the start of a course
 _DIVERGED = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 
@@ -236,6 +238,7 @@ class Loop:
         command: All commands, in the order of their names.
         actions: The policy's actions, newest first.
         steps: Control steps since the reset.
+        heights: Corner, spacing and heights of uneven ground; None on a floor.
     """
 
     def __init__(
@@ -255,7 +258,7 @@ class Loop:
         self._activation = [one["activation"] for one in self._actuators if one["activation"] is not None]
         self._scales = [np.array(contract[key], np.float32) for key in ("action_scale_down", "action_scale")]
         self.root = _found(_all(model, "body"), "body", contract["root_body"]).id
-        self._heights = _heights(model)
+        self.heights = _heights(model)
         self._feet = [np.concatenate([_numbers(model, one) for one in foot]) for foot in contract["foot_sensors"]]
         self.reset()
 
@@ -329,9 +332,9 @@ class Loop:
 
     def ground(self, places: np.ndarray) -> np.ndarray:
         """Height of the ground at `[..., 2]`: of the floor, or of the nearest sample of the height field."""
-        if self._heights is None:
+        if self.heights is None:
             return np.full(places.shape[:-1], float(self.contract["floor_height"]))
-        corner, spacing, heights = self._heights
+        corner, spacing, heights = self.heights
         index = np.clip(np.rint((places - corner) / spacing).astype(int), 0, np.array(heights.shape) - 1)
         return np.asarray(heights[index[..., 0], index[..., 1]])
 
@@ -564,8 +567,7 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
     loop.model.stat.extent, loop.model.vis.map.znear, loop.model.vis.map.zfar = size, 0.02, 100.0
     loop.model.vis.map.shadowclip, headlight = 3.0, loop.model.vis.headlight
     headlight.ambient[:], headlight.diffuse[:], headlight.specular[:] = _LIGHT
-    floors = (loop.model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (loop.model.geom_bodyid == 0)
-    loop.model.geom_group[floors] = mujoco.mjNGROUP - 1  # hidden
+    loop.model.geom_group[_floors(loop.model)] = mujoco.mjNGROUP - 1  # hidden
     writer = imageio_ffmpeg.write_frames(str(path), (_WIDTH, _HEIGHT), fps=_FRAMES_PER_SECOND, macro_block_size=2)
     writer.send(None)
     with contextlib.closing(writer), contextlib.closing(mujoco.Renderer(loop.model, _HEIGHT, _WIDTH)) as renderer:
@@ -575,8 +577,12 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
             while drawn <= loop.data.time * _FRAMES_PER_SECOND:
                 renderer.update_scene(loop.data, camera)
                 ground = loop.data.xpos[loop.root] - [0, 0, loop.height]
-                _add_surroundings(renderer.scene, ground, size)
-                _add_grid(renderer.scene, ground, size / 3)
+                if loop.heights is None:
+                    _add_surroundings(renderer.scene, ground, size)
+                    _add_grid(renderer.scene, ground, size / 3)
+                else:
+                    _add_surroundings(renderer.scene, ground - [0, 0, 2 * _DEEP], size)
+                    _add_ground(renderer.scene, ground, *loop.heights)
                 image = Image.fromarray(renderer.render())
                 text = f"{loop.data.time:.1f} s{_asked(loop)}"
                 ImageDraw.Draw(image).text((12, 10), text, fill=(28, 36, 48), font=font)
@@ -590,11 +596,18 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
 
 def _follow(camera: mujoco.MjvCamera, loop: Loop) -> float:
     """Points a camera at the robot and returns its size, without planes, which would make the robot a dot."""
-    places = loop.data.geom_xpos[loop.model.geom_rbound > 0]
-    size = float(np.linalg.norm(np.ptp(places, axis=0)) + loop.model.geom_rbound.max())
+    shown = (loop.model.geom_rbound > 0) & ~_floors(loop.model)
+    places = loop.data.geom_xpos[shown]
+    size = float(np.linalg.norm(np.ptp(places, axis=0)) + loop.model.geom_rbound[shown].max())
     camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, loop.root
     camera.distance, camera.azimuth, camera.elevation = 2 * size, 135, -20
     return size
+
+
+def _floors(model: mujoco.MjModel) -> np.ndarray:
+    """Whether each geom is a plane or a height field of the world, `[ngeom]`."""
+    kinds = [int(kind) for kind in (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD)]
+    return np.isin(model.geom_type, kinds) & (model.geom_bodyid == 0)
 
 
 def _asked(loop: Loop) -> str:
@@ -618,6 +631,26 @@ def _add_surroundings(scene: mujoco.MjvScene, ground: np.ndarray, size: float) -
     sun.type, sun.headlight, sun.castshadow = mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, 0, 1
     sun.pos[:], sun.dir[:] = ground - 2 * size * _SUN, _SUN
     sun.ambient[:], sun.diffuse[:], sun.specular[:] = np.array(_SUNLIGHT)[:, None]
+
+
+def _add_ground(
+    scene: mujoco.MjvScene, place: np.ndarray, corner: np.ndarray, spacing: np.ndarray, heights: np.ndarray
+) -> None:
+    """Boxes near a place in place of the height field: without a graphics card all of its triangles take seconds."""
+    first, last = np.rint((place[:2] + np.array([[-_SEEN], [_SEEN]]) - corner) / spacing).astype(int)
+    (x, y), (end_x, end_y) = np.maximum(first, 0), np.minimum(last + 1, heights.shape)
+    for i in range(x, end_x):
+        edges = [y, *(y + 1 + np.flatnonzero(np.diff(heights[i, y:end_y]))), end_y]
+        for j, end in itertools.pairwise(edges):  # of equal heights
+            top = heights[i, j]
+            middle = np.array([*corner + spacing * (i, (j + end - 1) / 2), top - _DEEP])
+            shade = np.float32(0.88 + 0.12 * ((top - place[2]) % 0.25) / 0.25)  # else steps look alike from above
+            colour, half = np.array([*(_BACKGROUND[:3] * shade), 1.0], np.float32), spacing / 2 * (1, end - j)
+            geom = scene.geoms[scene.ngeom]
+            mujoco.mjv_initGeom(
+                geom, mujoco.mjtGeom.mjGEOM_BOX, np.array([*half, _DEEP]), middle, np.eye(3).ravel(), colour
+            )
+            scene.ngeom += 1
 
 
 def _add_grid(scene: mujoco.MjvScene, at: np.ndarray, cell: float) -> None:

@@ -22,10 +22,10 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6694, "run": 14_478, "apps": 11_434}
+BUDGETS = {"core": 6694, "run": 14_478, "apps": 11_462}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 27
-OTHERS = {"scripts": 4027, "tests": 30_997}
+OTHERS = {"scripts": 4027, "tests": 31_014}
 DOCS = 4668  # lines of Markdown
 
 

@@ -510,3 +510,15 @@ def test_course_needs_the_ground_of_training(walker: Exported, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         play.main([str(walker.onnx), "--terrain", "stairs"])
     assert capsys.readouterr().err.startswith("rlstable: --terrain: this model stands on a floor; give the robot.mjb")
+
+
+def test_film_draws_of_uneven_ground_one_box_for_each_height_near_the_robot(rough: Exported) -> None:
+    loop = loop_of(rough, "robot.mjb")
+    play.lay(loop.model, "stairs", 0.05)
+    loop = play.Loop(loop.model, loop.contract, loop.policy)
+    assert loop.heights is not None
+    scene = mujoco.MjvScene(loop.model, 100)
+    play._add_ground(scene, np.array([3.0, 0.0, 0.5]), *loop.heights)
+    assert scene.ngeom == 2 * 25 + 1  # heights change along the course only
+    tops = [scene.geoms[i].pos[2] + 1.0 for i in range(scene.ngeom)]
+    np.testing.assert_allclose(tops, loop.ground(np.stack([np.linspace(0.5, 5.5, 51), np.zeros(51)], 1)), atol=1e-5)
