@@ -123,6 +123,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
             print(recipes.notice(overrides, config.recipe_for), flush=True)
         with Signals(owns_process=not in_sweep) as signals:
             # Importing JAX and Brax takes seconds; a configuration error is printed before.
+            from rlstable.compilation.xla import use_one_thread
             from rlstable.device import hosts
             from rlstable.listeners import listeners_of
             from rlstable.runner.loop import TrainingLoop
@@ -130,6 +131,8 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
             if not gc.isenabled():  # in the first job of the process
                 gc.freeze()  # the collector then ignores the objects of the imports
                 gc.enable()
+            if config.computes_little and not recipes.has_accelerator():
+                use_one_thread()
             loop = TrainingLoop(config, run_dir, signals=signals, listeners=listeners_of(config))
             if loop.run_dir != run_dir:  # of the writer; Hydra made another one for this process
                 _remove_if_empty(run_dir)

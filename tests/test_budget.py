@@ -22,11 +22,11 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6694, "run": 14_478, "apps": 11_462}
+BUDGETS = {"core": 6694, "run": 14_498, "apps": 11_462}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 27
-OTHERS = {"scripts": 4027, "tests": 31_014}
-DOCS = 4668  # lines of Markdown
+OTHERS = {"scripts": 4030, "tests": 31_037}
+DOCS = 4684  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

@@ -109,6 +109,15 @@ def _known_folder() -> str | None:
     return getattr(jax.config, "jax_compilation_cache_dir", None)
 
 
+def use_one_thread() -> None:
+    """Makes programs on a CPU compute in one thread, unless the user has set their number (NPROC), before JAX starts.
+
+    XLA divides every large enough operation among threads. With small networks waking them takes longer, and C MuJoCo
+    has the other cores. Evaluations and resets compute in one thread, too.
+    """
+    os.environ.setdefault("NPROC", "1")
+
+
 def disable_async_dispatch() -> None:
     """Makes programs on a CPU run in the calling thread. Must run before JAX is initialised; JAX ignores it afterwards.
 

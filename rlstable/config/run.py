@@ -34,6 +34,7 @@ from rlstable.config.supervise import SuperviseConfig
 
 # Packages whose environments need no trust=true, even if another user's run folder names them.
 _KNOWN_PACKAGES = frozenset({"rlstable", "brax", "mujoco_playground"})
+_LITTLE = 2**22  # products per layer of a minibatch; 1.2 times as fast in one thread with 2**20, 0.9 with 2**23
 _LONG_EPISODE = 100_000  # steps; an evaluation of shorter episodes ends soon
 _AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval.num_envs=auto
 
@@ -349,6 +350,13 @@ class Config(Section, at=""):
         remedies = recovery.remedies if any(guard.enabled for guard in stopping) else ()
         remedies += recovery.collapse_remedies if guards.return_watch.enabled else ()
         return recovery.enabled and any(remedy.name == "tighten_clipping" for remedy in remedies)
+
+    @property
+    def computes_little(self) -> bool:
+        """Whether minibatches are so small that one thread of a CPU is as fast as several (docs/benchmarks.md)."""
+        layers = (*self.network.policy_hidden_layer_sizes, *self.network.value_hidden_layer_sizes)
+        samples = self.seeds * self.ppo.batch_size * self.ppo.unroll_length
+        return samples * max(layers, default=1) ** 2 < _LITTLE and self.env.backend in ("auto", "native")
 
     @property
     def may_separate_rates(self) -> bool:

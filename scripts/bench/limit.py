@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 from rlstable.cli.compose import compose
+from rlstable.compilation.xla import use_one_thread
 from rlstable.device.sharding import fetch
 from rlstable.device.shared import vmapped
 from rlstable.envs.mujoco_batch import Simulations
@@ -42,7 +43,7 @@ from scripts import results
 SIDES = {"off": ("guards=off",), "default": ("guards=default", "supervise.incident.enabled=true")}
 QUIET = (
     "supervise=off", "supervise.incident.enabled=false", "logging=quiet", "checkpoint=off", "eval.num_evals=0",
-    f"total_steps={2**40}", "devices=1",
+    f"total_steps={2**30}", "devices=1",
 )  # fmt: skip
 WARM_UP, PAIRS = 4, 60
 Call = Callable[[], object]
@@ -178,8 +179,10 @@ def main(overrides: Sequence[str], pairs: int = PAIRS) -> None:
         stack.enter_context(mock.patch.object(Simulations, "step", recording))
         runs = []
         for own in SIDES.values():
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
-            runs.append(TrainingLoop(compose([*overrides, *QUIET, *own]), folder))
+            config = compose([*overrides, *QUIET, *own])
+            if config.computes_little:  # as the command `train`
+                use_one_thread()
+            runs.append(TrainingLoop(config, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"))
             stack.callback(runs[-1].close)
         runs[0].advance()
         calls = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -230,3 +231,25 @@ def test_training_loop_copies_no_large_arrays() -> None:
     assert copied.get(1, 0.0) <= 12.5, copied
     assert copied.get(2, 0.0) <= 7.5, copied
     assert sum(share for depth, share in copied.items() if depth > 2) < 0.05, copied  # a step of SGD
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("4", "4")])
+def test_programs_compute_in_one_thread_unless_the_user_says_how_many(
+    given: str | None, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NPROC", raising=False)
+    if given is not None:
+        monkeypatch.setenv("NPROC", given)
+    xla.use_one_thread()
+    assert os.environ["NPROC"] == threads
+
+
+@pytest.mark.parametrize(
+    ("words", "little"),
+    [
+        (["env=halfcheetah"], True), (["env=humanoid"], False), (["env=halfcheetah", "seeds=8"], False),
+        (["env=halfcheetah", "env.backend=mjx"], False),
+    ],
+)  # fmt: skip
+def test_small_minibatches_on_a_cpu_train_in_one_thread(words: list[str], little: bool) -> None:
+    assert compose([*words, "recipe_for=cpu"]).computes_little == little
