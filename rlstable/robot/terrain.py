@@ -139,7 +139,7 @@ class Terrain:
         """Replaces the planes of a model by this ground, whose height 0 is at the height `floor`."""
         for geom in [geom for geom in spec.geoms if geom.type == mujoco.mjtGeom.mjGEOM_PLANE]:
             spec.delete(geom)
-        low, high = float(self.heights.min()), float(self.heights.max())
+        low, high = float(np.min(self.heights)), float(np.max(self.heights))
         half = self.spacing * (np.array(self.heights.shape) - 1) / 2
         nx, ny = self.heights.shape
         spec.add_hfield(
