@@ -26,7 +26,7 @@ BUDGETS = {"core": 6694, "run": 14_498, "apps": 11_462}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 27
 OTHERS = {"scripts": 4032, "tests": 31_037}
-DOCS = 4694  # lines of Markdown
+DOCS = 4695  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:
