@@ -22,10 +22,10 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6694, "run": 14_498, "apps": 11_462}
+BUDGETS = {"core": 6694, "run": 14_505, "apps": 11_462}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 27
-OTHERS = {"scripts": 4032, "tests": 31_037}
+OTHERS = {"scripts": 4032, "tests": 31_045}
 DOCS = 4695  # lines of Markdown
 
 

@@ -356,7 +356,9 @@ class Config(Section, at=""):
         """Whether minibatches are so small that one thread of a CPU is as fast as several (docs/benchmarks.md)."""
         layers = (*self.network.policy_hidden_layer_sizes, *self.network.value_hidden_layer_sizes)
         samples = self.seeds * self.ppo.batch_size * self.ppo.unroll_length
-        return samples * max(layers, default=1) ** 2 < _LITTLE and self.env.backend in ("auto", "native")
+        little = samples * max(layers, default=1) ** 2 < _LITTLE
+        # The physics of the user's own environment may need XLA's threads.
+        return little and self.env.source not in ("import", "object") and self.env.backend in ("auto", "native")
 
     @property
     def may_separate_rates(self) -> bool:

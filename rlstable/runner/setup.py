@@ -37,6 +37,7 @@ from rlstable.envs.load import Loaded, load
 from rlstable.envs.recurrent import with_memory
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import MODEL, VectorEnv, pool_of
+from rlstable.guards.base import all_finite, select
 from rlstable.policy import Policy
 from rlstable.ppo.guards import MoreGuards, batch_guards, env_guards, state_guards, update_guards
 from rlstable.ppo.initial import init_program, with_environments
@@ -349,12 +350,16 @@ def _mirror_of(env: Any, asked: str | None, history: int, network: NetworkConfig
 
 
 def _with_kept_of(before: Any, after: Any) -> Any:
-    """First states with what environments keep for ever, randomised models and levels, if there are as many."""
+    """First states with the randomised models and the finite preserved values of as many environments before."""
     kept = {name: before.info[name] for name in (MODEL, PRESERVED) if name in before.info}
     lost = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(kept))  # after out of memory
     if not kept or lost or before.done.shape != after.done.shape:
         return after
-    return after.replace(info={**after.info, **jax.device_get(sharding.gathered(kept))})
+    kept = jax.device_get(sharding.gathered(kept))
+    if PRESERVED in kept:  # a bad value would survive every rollback
+        own, first = kept[PRESERVED], after.info[PRESERVED]
+        kept[PRESERVED] = jax.device_get(select(all_finite(own, 1), own, first))
+    return after.replace(info={**after.info, **kept})
 
 
 def _blank(x: jax.ShapeDtypeStruct) -> Any:

@@ -1,10 +1,10 @@
-"""Times an iteration with guards=off and with guards=default, and what no PPO can leave out; prints one line of JSON.
+"""Times iterations with guards=off and guards=default beside physics, inference and plain SGD; prints a line of JSON.
 
 python -m scripts.bench.limit env=halfcheetah
 
-Everything is timed in turn in one process, without the supervisor; default guards capture incidents. What no PPO can
-leave out: the physics of the iteration alone, the policy's inference alone, and a plain update of the same networks on
-the same batch. Their sum over the time of an iteration is the share of the limit.
+Everything is timed in turn in one process, without the supervisor; default guards capture incidents. Every PPO needs
+the physics, the policy's inference and an update of the networks. Each of the three is timed alone, on the same batch.
+The sum of the three times over the time of an iteration is the share of the limit.
 """
 
 import contextlib
@@ -148,7 +148,7 @@ def plain_sgd(ppo: PPO, state: TrainState, data: Collected) -> Call:
 
 
 def parts(run: TrainingLoop, calls: list[tuple[Any, ...]]) -> dict[str, Call]:
-    """Returns what no PPO can leave out of an iteration of the run, as functions by name."""
+    """Returns the physics, the inference and the update of an iteration of the run, as functions by name."""
     ppo, state = run.single.setup.ppo, jax.tree.map(jnp.asarray, fetch(run.single.state))
     data = jax.jit(ppo.collect)(state, state.key).data
     envs = ppo.settings.ppo.num_envs

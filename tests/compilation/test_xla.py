@@ -248,7 +248,7 @@ def test_programs_compute_in_one_thread_unless_the_user_says_how_many(
     ("words", "little"),
     [
         (["env=halfcheetah"], True), (["env=humanoid"], False), (["env=halfcheetah", "seeds=8"], False),
-        (["env=halfcheetah", "env.backend=mjx"], False),
+        (["env=halfcheetah", "env.backend=mjx"], False), (["env=import", "env.name=toys:PointMass"], False),
     ],
 )  # fmt: skip
 def test_small_minibatches_on_a_cpu_train_in_one_thread(words: list[str], little: bool) -> None:

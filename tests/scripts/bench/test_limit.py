@@ -1,4 +1,4 @@
-"""What an iteration takes beside what no PPO can leave out."""
+"""Times of an iteration beside physics, inference and plain SGD alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pytest
 
 from scripts.bench import limit
 
-ARM = Path(__file__).parents[2] / "robot" / "models" / "cart_pole.xml"
+CART_POLE = Path(__file__).parents[2] / "robot" / "models" / "cart_pole.xml"
 SMALL = ("ppo.num_envs=2", "ppo.batch_size=2", "ppo.num_minibatches=2", "ppo.unroll_length=4", "network=small")
 
 
 @pytest.mark.usefixtures("quick_compile")
-@pytest.mark.parametrize("task", [("env=fast",), ("env=robot_swingup", f"env.xml={ARM}")], ids=["functional", "native"])
+@pytest.mark.parametrize(
+    "task", [("env=fast",), ("env=robot_swingup", f"env.xml={CART_POLE}")], ids=["functional", "native"]
+)
 def test_iteration_and_its_parts_are_timed_in_turn(task: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     limit.main([*task, *SMALL, "ppo.num_updates_per_batch=1"], pairs=3)
     found = json.loads(capsys.readouterr().out)
