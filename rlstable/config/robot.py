@@ -79,11 +79,15 @@ class CommandConfig(TermConfig):
 
 
 class ScaleConfig(Section):
-    """Share of an actuator's range on the action's side of home that an action of 1 or -1 adds to its control."""
+    """Share of an actuator's range on the action's side of home that an action of 1 or -1 adds to its control.
+
+    `force` is the largest share of a position servo's force that an action asks for with the joint at home.
+    """
 
     position: Positive
     velocity: Positive
     torque: Positive
+    force: Positive | None
 
 
 def _of_all_joints(numbers: object) -> object:
@@ -179,6 +183,14 @@ class TerrainConfig(Section):
         return self
 
 
+class PhysicsConfig(Section):
+    """Cheaper physics while the robot learns; None is the model's own, with which exported policies are played."""
+
+    timestep: Positive | None = None
+    cone: Literal["pyramidal", "elliptic"] | None = None
+    contacts: Literal["feet"] | None = None
+
+
 class TaskConfig(Section):
     """The task of a robot."""
 
@@ -189,6 +201,7 @@ class TaskConfig(Section):
     floor: Literal["auto", "always", "never"]
     terrain: TerrainConfig | None
     control_dt: Positive
+    physics: PhysicsConfig
     observations: Terms[ObservationConfig]
     critic_observations: Terms[ObservationConfig]
     actions: ActionConfig
@@ -208,6 +221,9 @@ class TaskConfig(Section):
         for key in ("observations", "rewards"):
             require(getattr(self, key), key, "is empty; name at least one term")
         require(self.terrain is None or self.floor != "never", "terrain", "is a floor, and floor=never; set floor=auto")
+        step = self.physics.timestep or self.control_dt
+        whole = round(self.control_dt / step) * step
+        require(abs(whole - self.control_dt) < 1e-6, "physics.timestep", f"must divide control_dt={self.control_dt:g}")
         resets = len(self.reset)
         require(resets == 1, "reset", f"has {resets} terms; it must have one, and null in the place of each other")
         return self

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstable.config.robot import PhysicsConfig
 from rlstable.io.private_folder import require_trust
 from rlstable.io.versions import versions
 from rlstable.policy.policy import choose_action
@@ -125,7 +126,7 @@ def _robot(run: SavedRun) -> RobotEnv | None:
         return None
     if env.own_terms:
         require_trust(run.folder / "config.yaml", run.config.env, run.trust)
-    return RobotEnv(env.kept_xml or env.xml, env.task)
+    return RobotEnv(env.kept_xml or env.xml, env.task.model_copy(update={"physics": PhysicsConfig()}))
 
 
 def _without_paths(config: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstable.config.robot import ActionConfig
+from rlstable.robot import actuators
 from rlstable.robot.model import Robot
 from rlstable.robot.past import Past
 
@@ -14,7 +15,16 @@ from rlstable.robot.past import Past
 def scales(robot: Robot, config: ActionConfig) -> np.ndarray:
     """Change of each control by an action of -1 and by one of 1, `[2, actuators]`."""
     share = np.array([getattr(config.scale, actuator.kind) for actuator in robot.actuators], np.float32)
-    return share * np.stack([robot.of_actuators("down"), robot.of_actuators("up")])
+    sides = share * np.stack([robot.of_actuators("down"), robot.of_actuators("up")])
+    if config.scale.force is None:
+        return sides
+    most = [
+        config.scale.force * min(actuators.force_limits(robot.model, i), default=np.inf) / one.stiffness
+        if one.kind == "position"
+        else np.inf
+        for i, one in enumerate(robot.actuators)
+    ]
+    return np.minimum(sides, np.array(most, np.float32))
 
 
 def buffer_length(config: ActionConfig) -> int:

@@ -248,8 +248,17 @@ def load(
             if name != ACCELERATION or ("accelerometer" in needs and not at_root(model, kind, root)):
                 spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=site.name)
         touched = {g for name in touching for g in geoms_of(model, name)}
-        for geom in sorted(touched.union(*(feet(model, qpos, root) if "feet" in needs else ()))):
+        standing = {g for foot in feet(model, qpos, root) for g in foot}
+        for geom in sorted(touched | (standing if "feet" in needs else set())):
             _add_contact_sensor(spec, geoms[geom], geom_name(model, geom))
+        if task.physics.contacts == "feet":
+            if not standing:
+                raise ConfigError("env.task.physics.contacts: the robot has no feet that touch the floor; set null")
+            for geom in {*own_geoms(model, root)} - standing - touched:
+                geoms[geom].contype = geoms[geom].conaffinity = 0
+        spec.option.timestep = task.physics.timestep or spec.option.timestep
+        if task.physics.cone is not None:
+            spec.option.cone = getattr(mujoco.mjtCone, f"mjCONE_{task.physics.cone.upper()}")
         return compiled(spec, path)
 
 

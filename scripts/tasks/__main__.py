@@ -84,7 +84,9 @@ def recipe(overrides: Sequence[str]) -> str:
     config = compose(list(overrides)).model_dump(mode="json", exclude_none=True)  # a new option may be null
     decided = {name: config[name] for name in ("total_steps", "ppo", "network", "guards", "env")}
     decided["env"].pop("xml", None)  # a path of one machine
-    if "teacher" not in decided["ppo"]:  # what has no effect decides nothing
+    if not decided["env"].get("task", {}).get("physics", True):  # what has no effect decides nothing
+        del decided["env"]["task"]["physics"]
+    if "teacher" not in decided["ppo"]:
         decided["ppo"] = {key: x for key, x in decided["ppo"].items() if not key.startswith("imitation_")}
     return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -51,7 +51,7 @@ def test_keys_of_mjlab_are_in_the_order_of_the_joints() -> None:
     assert found["joint_names"] == JOINTS
     assert found["default_joint_pos"] == pytest.approx([0.0, 0.8, -1.6] * 4)
     assert found["joint_stiffness"] == [30.0] * 12 and found["joint_damping"] == [0.5] * 12
-    assert found["action_scale"] == [0.4, 0.9, 0.5] * 4
+    assert found["action_scale"] == pytest.approx([0.4, 0.8, 0.5] * 4)  # 0.9 would ask the hip for more than its force
     assert found["command_names"] == ["velocity"]
     names = ["joint_positions", "joint_velocities", "projected_gravity", "gyro", "last_action", "command"]
     assert found["observation_names"] == names
@@ -72,6 +72,17 @@ def test_gains_of_a_joint_are_those_of_all_its_servos_times_the_square_of_the_ge
     found = contract(environment("robot_reach", str(tmp_path / "robot")))
     assert found["joint_stiffness"][:2] == pytest.approx([200.0, 40.0])
     assert found["joint_damping"][:2] == pytest.approx([13.0, 1.0])
+
+
+def test_exported_model_has_its_own_physics_and_not_the_cheaper_one_of_training(tmp_path: Path) -> None:
+    cheap = "env.task.physics={timestep: 0.002, cone: elliptic, contacts: feet}"
+    folder = exported(tmp_path, "robot_velocity", "quadruped", cheap).folder
+    model = mujoco.MjModel.from_binary_path(str(folder / "robot.mjb"))
+    assert (model.opt.timestep, model.opt.cone) == (0.004, mujoco.mjtCone.mjCONE_PYRAMIDAL)
+    assert model.geom("trunk").contype[0] == 1
+    _, found = play.load_policy(folder / "policy.onnx")
+    assert (found["control_dt"], found["decimation"]) == (pytest.approx(0.02), 5)
+    play.load_model(file_of("quadruped"), found)
 
 
 def test_time_home_and_action_are_complete() -> None:
@@ -169,7 +180,7 @@ def test_metadata_separate_flat_lists_by_commas_and_are_json_otherwise(tmp_path:
     made = exported(tmp_path, "robot_velocity", "quadruped")
     texts = {entry.key: entry.value for entry in onnx.load(made.onnx).metadata_props}
     assert texts["joint_names"].split(",") == JOINTS
-    assert texts["action_scale"] == ",".join(["0.4,0.9,0.5"] * 4)
+    assert texts["action_scale"] == ",".join(["0.4,0.8,0.5"] * 4)
     assert json.loads(texts["observations"])[0]["size"] == 12
     assert json.loads(texts["config"])["env"]["xml"] == "quadruped.xml"
     assert str(MODELS).encode() not in made.onnx.read_bytes()  # no path of this machine

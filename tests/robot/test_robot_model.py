@@ -251,6 +251,8 @@ SERVO = "env.task.actions.control=position env.task.actions.damping=2 env.task.a
         ("robot_reach arm env.task.control_dt=0.004", "control_dt: 0.004 is less than a time step (0.005)"),
         ("robot_reach quadruped", "commands.pose.site: imu does not move with the joints, so every target would be"),
         ("robot quadruped +env.task.endings.contact={geoms:[belly]}", "endings.contact.geoms: no geom or body 'belly'"),
+        ("robot arm env.task.physics.contacts=feet", "physics.contacts: the robot has no feet that touch the floor; "),
+        ("robot arm env.task.physics.timestep=0.003", "physics.timestep: must divide control_dt=0.02"),
     ],
 )
 def test_task_that_does_not_fit_the_model_is_one_line_that_names_the_key(words: str, message: str) -> None:
@@ -536,6 +538,42 @@ def test_base_on_which_an_arm_is_mounted_is_no_ground(tmp_path: Path) -> None:
     text = f"<mujoco><worldbody>{{}}{arm}</worldbody>{motor}</mujoco>"
     for ground, floor in (("", 0.0), ('<geom type="plane" size="1 1 1" pos="0 0 -0.5"/>', -0.5)):
         assert built("robot", saved(tmp_path, text.format(ground))).floor == floor
+
+
+@pytest.mark.parametrize(
+    ("actuator", "reach"),
+    [
+        ('<position joint="neck" kp="30" ctrlrange="-1 2" forcerange="-6 6"/>', 0.2),
+        ('<position joint="neck" kp="30" ctrlrange="-1 2" forcerange="-60 60"/>', 0.75),
+        ('<position joint="neck" kp="30" ctrlrange="-1 2"/>', 0.75),
+        ('<motor joint="neck" ctrlrange="-1 1" forcerange="-0.1 0.1"/>', 1.0),
+    ],
+)
+def test_action_asks_a_servo_for_no_more_than_its_force(actuator: str, reach: float, tmp_path: Path) -> None:
+    found = walker(tmp_path, actuators=actuator)
+    task = config("robot", "arm", "env.task.actions.scale.force=1").env.task
+    assert task is not None
+    assert actions.scales(found, task.actions).ravel().tolist() == pytest.approx([reach, reach])
+
+
+# --- cheaper physics
+
+
+def test_cheaper_physics_changes_time_step_cones_and_what_collides() -> None:
+    physics = "env.task.physics={timestep: 0.002, cone: elliptic, contacts: feet}"
+    own, cheap = environment("robot", "quadruped"), environment("robot", "quadruped", physics)
+    for env, step, steps, cone, others in ((own, 0.004, 5, "PYRAMIDAL", ["trunk"]), (cheap, 0.002, 10, "ELLIPTIC", [])):
+        model = env.robot.model
+        assert (model.opt.timestep, env.n_substeps) == (step, steps)
+        assert model.opt.cone == getattr(mujoco.mjtCone, f"mjCONE_{cone}")
+        colliding = {model.geom(geom).name for geom in geometry.colliding(model)}
+        assert colliding == {*FEET, *others}
+
+
+def test_geom_whose_contacts_a_term_reads_still_collides() -> None:
+    words = ("env.task.physics.contacts=feet", "+env.task.endings.contact={geoms: [trunk]}")
+    model = environment("robot", "quadruped", *words).robot.model
+    assert model.geom("trunk").id in geometry.colliding(model)
 
 
 # --- actuators with a state

@@ -1,0 +1,64 @@
+"""Trains a legged robot and plays its exported policies in plain MuJoCo; prints a line of JSON for each seed.
+
+python -m scripts.walk --seeds 3 env.xml=menagerie:unitree_go1 total_steps=1000000
+
+Times are of the whole command, with start, compilation and evaluations. Policies play with the model's own physics: 20
+random commands for 10 s each, as they are, with pushes, and with late actions on a slippery floor.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlstable.config import ConfigError
+from scripts.process import ROOT, Outcome, environment, last_line, watch
+
+HOURS = 3  # that a command may take
+PLAYS = {"plain": "", "pushed": "--push 0.5", "late": "--delay 2 --friction 0.8"}
+_STOOD, _ERRORS = re.compile(r"in (\d+) of 20 episodes"), re.compile(r"mean command error (\S+) m/s and (\S+) rad/s")
+
+
+def run(words: Sequence[str], folder: Path) -> Outcome:
+    """Runs a command of rlstable, which prints into `output.txt`; a ConfigError if it fails."""
+    command = [sys.executable, "-m", *words]
+    done = watch(command, environment(PYTHONPATH=str(ROOT)), folder, HOURS * 3600)
+    if done.code != 0:
+        raise ConfigError(f"{' '.join(words)}: exit code {done.code}, {done.last_line}")
+    return done
+
+
+def played(policy: Path, folder: Path) -> dict[str, list[float]]:
+    """Plays the policy; returns for each way how many of 20 episodes it stood, and its errors in m/s and rad/s."""
+    found = {}
+    for name, words in PLAYS.items():
+        run(("rlstable.play", str(policy), "--commands", "20", *words.split()), folder)
+        said = (folder / "output.txt").read_text()
+        stood, errors = _STOOD.search(said), _ERRORS.search(said)
+        if not stood or not errors:
+            raise ConfigError(f"{policy}: its play says nothing of 20 episodes: {last_line(said)}")
+        found[name] = [int(stood[1]), *map(float, errors.groups())]
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, one after the other [3]")
+    parser.add_argument("overrides", nargs="+", metavar="key=value", help="of rlstable train; env.xml is needed")
+    asked = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as name:
+        for seed in range(asked.seeds):
+            folder = Path(name)
+            own = folder / str(seed)
+            words = ("rlstable.train", "env=robot_velocity", *asked.overrides, f"seed={seed}", f"hydra.run.dir={own}")
+            training = run(words, folder)
+            run(("rlstable.export", f"run={own}", "which=latest", "format=onnx"), folder)
+            times = {"seconds": round(training.seconds), "core_seconds": round(training.cpu)}
+            print(json.dumps({"seed": seed, **times, **played(own / "export" / "policy.onnx", folder)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
