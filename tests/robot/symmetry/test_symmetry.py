@@ -170,8 +170,9 @@ COUPLED = (
     ("old", "new", "message"),
     [
         (SHIN, SHIN.replace("-0.2", "-0.22"), "body front_left_shin has no mirror image at home"),
-        ('size="0.022" mass="0.05"', 'size="0.022" mass="0.06"',
-         "body front_left_shin and body front_right_shin are no mirror images: mass differs: 0.26"),
+        ('size="0.022" mass="0.05"', 'size="0.022" mass="0.08"',
+         "body front_left_shin and body front_right_shin are no mirror images: mass differs: 0.28"),
+        ('size="0.022" mass="0.05"', 'size="0.022" mass="0.06"', "a step of the mirrored robot is not"),
         ('size="0.022" mass="0.05"', 'size="0.03" mass="0.05"', "geom front_left_foot of body front_right_shin"),
         ('class="knee"/>\n            <geom', 'class="knee" damping="0.4"/>\n            <geom',
          "joint front_left_knee and joint front_right_knee are no mirror images: damping differs: 0.4"),
@@ -192,6 +193,11 @@ def test_robot_that_differs_from_its_mirror_image_is_refused_by_name(
     assert str(error.value).startswith(f"ppo.symmetry: {message}") and "\n" not in str(error.value)
 
 
+def test_robot_whose_sides_differ_by_a_measurement_has_a_mirror_image(tmp_path: Path) -> None:
+    heavier = changed(tmp_path, 'size="0.022" mass="0.05"', 'size="0.022" mass="0.054"')  # 1.6 % of the shin
+    np.testing.assert_array_equal(mirror_of(task(heavier)).action.order, SWAPPED)
+
+
 @pytest.mark.parametrize(
     ("old", "words", "reason"),
     [
@@ -202,7 +208,7 @@ def test_robot_that_differs_from_its_mirror_image_is_refused_by_name(
 def test_robot_without_a_mirror_image_trains_without_it_if_that_is_allowed(
     old: str | None, words: tuple[str, ...], reason: str, tmp_path: Path
 ) -> None:
-    path = MODELS / "quadruped.xml" if old is None else changed(tmp_path, old, old.replace("0.05", "0.06"))
+    path = MODELS / "quadruped.xml" if old is None else changed(tmp_path, old, old.replace("0.05", "0.08"))
     config = compose(["env=robot_velocity", f"env.xml={path}", "ppo.symmetry=if_symmetric", *words])
     own, why = _mirror_of(task(path), config.ppo.symmetry, 1, config.network)
     assert own is None and why is not None and why.startswith(reason)
