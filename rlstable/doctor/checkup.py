@@ -132,8 +132,9 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
             notify("playing random and extreme actions, for fading rewards and the reach of actuators")
             played = play(env)
             findings += fading_rewards(played, config.env.training_length)
-            if played.controls is not None and model is not None and played.controls.shape[-1] == model.nu:
-                findings += actuator_reach(model, played.controls)
+            controls = None if looked else played.controls  # its task scales those of a robot
+            if controls is not None and model is not None and controls.shape[-1] == model.nu:
+                findings += actuator_reach(model, controls)
     except ConfigError:
         raise
     except Exception as error:  # any error here would also end training

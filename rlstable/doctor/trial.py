@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ _SECONDS = 3.0
 _DIVERGED = 1e4  # of a velocity, in rad/s or m/s
 _FAST = 100.0  # rad/s or m/s of a joint
 _FALLEN_HEIGHT, _FALLEN_UPRIGHT = 0.6, 0.5  # shares of the height at home, and cosine of the lean
+_SLOW = 1.0  # rad/s or m/s
+_LONG = 0.004  # seconds: a time step with which legged robots learn well (docs/lab_log.md)
 _SHORTER = (2, 4, 8)  # divisors of the time step that are tried
 _LAST = 0.5  # seconds at the end of a trial that say whether the robot stands
 
@@ -39,17 +42,17 @@ class Trial(NamedTuple):
     upright: float
 
 
-def simulate(robot: Robot, task: TaskConfig, size: float, shorter: int = 1) -> Trial:
-    """Simulates uniform random actions of up to `size`, with a time step that is shorter by a factor."""
-    model = copy.copy(robot.model)
-    model.opt.timestep /= shorter
+def simulate(robot: Robot, task: TaskConfig, size: float, substeps: int | None = None) -> Trial:
+    """Simulates uniform random actions of up to `size`, with so many physics steps of an action; None: the robot's."""
+    model, substeps = copy.copy(robot.model), substeps or robot.substeps
+    model.opt.timestep = robot.control_dt / substeps
     data, random = mujoco.MjData(model), np.random.default_rng(0)
     data.qpos[:], data.act[:] = robot.home, robot.activation
     speed, lowest, upright = np.zeros(len(robot.joints)), np.inf, 1.0
     with without_warnings():
         for _ in range(round(_SECONDS / robot.control_dt)):
             data.ctrl[:] = actions.controls(robot, random.uniform(-size, size, model.nu), task.actions)
-            for _ in range(robot.substeps * shorter):
+            for _ in range(substeps):
                 time = float(data.time)
                 mujoco.mj_step(model, data)
                 if data.time <= time or not np.abs(data.qvel).max(initial=0.0) < _DIVERGED:  # MuJoCo resets at NaN
@@ -76,12 +79,25 @@ def findings(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
         yield Finding("warning", "speed", tuple(robot.joints[i].name for i in fast), text, advice)
     if robot.floating and (still.lowest < _FALLEN_HEIGHT or still.upright < _FALLEN_UPRIGHT):
         yield _does_not_stand(robot, still)
+    yield from _longer_step(robot, task, moved)
+
+
+def _longer_step(robot: Robot, task: TaskConfig, moved: Trial) -> Iterator[Finding]:
+    """A time step with which a robot that walks or drives learns at least twice as fast, if it is stable."""
+    steps = math.ceil(robot.control_dt / _LONG - 1e-6)
+    if not robot.moves or robot.substeps < 2 * steps:
+        return
+    tried, longer = simulate(robot, task, 1.0, steps), f"{robot.control_dt / steps:g}"
+    if tried.diverged is None and tried.speed.max(initial=0.0) < 2 * moved.speed.max(initial=_SLOW):
+        what = f"a robot learns faster with a time step of {longer} s, which is stable here"
+        advice = f"env.task.physics.timestep={longer}; rlstable play has the model's own"
+        yield Finding("note", "time step", (), what, advice)
 
 
 def _remedy(robot: Robot, task: TaskConfig, size: float) -> str:
     """Advice on a simulation that diverges, with a time step that does not diverge, if there is one."""
     step = float(robot.model.opt.timestep)
-    stable = [n for n in _SHORTER if simulate(robot, task, size, n).diverged is None]
+    stable = [n for n in _SHORTER if simulate(robot, task, size, n * robot.substeps).diverged is None]
     if stable:
         return f"timestep {step / stable[0]:g} s, which is stable here, or more armature, or less stiffness"
     return f"more armature, less stiffness, or larger masses; timestep {step / _SHORTER[-1]:g} s diverges, too"

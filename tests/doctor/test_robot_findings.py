@@ -115,6 +115,16 @@ def test_time_step_at_which_the_simulation_diverges_is_an_error_with_a_stable_on
     assert finding.advice.startswith("timestep 0.002 s, which is stable here")
 
 
+def test_longer_time_step_is_a_note_only_if_it_is_stable(tmp_path: Path) -> None:
+    fine = replaced(QUADRUPED, ('timestep="0.004"', 'timestep="0.001"'))
+    (note,) = look.findings(*robot(tmp_path, fine))
+    assert (note.severity, note.check) == ("note", "time step")
+    assert note.advice.startswith("env.task.physics.timestep=0.004;")
+    assert found(tmp_path, fine, "env.task.physics.timestep=0.004") == []
+    stiff = replaced(re.sub('forcerange="[^"]*"', "", fine), ('kp="30" kv="0.5"', 'kp="300" kv="20"'))
+    assert "time step" not in [check for _, check, _ in found(tmp_path, stiff)]
+
+
 def test_joint_with_hardly_any_inertia_is_named(tmp_path: Path) -> None:
     text = replaced(
         QUADRUPED, ('armature="0.01"', 'armature="0"'), ('size="0.014" mass="0.2"', 'size="0.014" mass="1e-4"')
