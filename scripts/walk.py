@@ -31,16 +31,19 @@ def run(words: Sequence[str], folder: Path) -> Outcome:
     return done
 
 
+def read(said: str) -> list[float]:
+    """Returns how many of 20 episodes a robot stood to their end, and its mean errors in m/s and rad/s."""
+    stood, errors = _STOOD.search(said), _ERRORS.search(said)
+    if not stood or not errors:
+        raise ConfigError(f"play says nothing of 20 episodes: {last_line(said)}")
+    return [int(stood[1]), *map(float, errors.groups())]
+
+
 def played(policy: Path, folder: Path) -> dict[str, list[float]]:
-    """Plays the policy; returns for each way how many of 20 episodes it stood, and its errors in m/s and rad/s."""
     found = {}
     for name, words in PLAYS.items():
         run(("rlstable.play", str(policy), "--commands", "20", *words.split()), folder)
-        said = (folder / "output.txt").read_text()
-        stood, errors = _STOOD.search(said), _ERRORS.search(said)
-        if not stood or not errors:
-            raise ConfigError(f"{policy}: its play says nothing of 20 episodes: {last_line(said)}")
-        found[name] = [int(stood[1]), *map(float, errors.groups())]
+        found[name] = read((folder / "output.txt").read_text())
     return found
 
 
@@ -48,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, one after the other [3]")
     parser.add_argument("overrides", nargs="+", metavar="key=value", help="of rlstable train; env.xml is needed")
-    asked = parser.parse_args(argv)
+    asked = parser.parse_intermixed_args(argv)
     with tempfile.TemporaryDirectory() as name:
         for seed in range(asked.seeds):
             folder = Path(name)

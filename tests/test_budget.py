@@ -22,11 +22,11 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6694, "run": 14_505, "apps": 11_462}
+BUDGETS = {"core": 6694, "run": 14_521, "apps": 11_503}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 27
-OTHERS = {"scripts": 4032, "tests": 31_045}
-DOCS = 4695  # lines of Markdown
+OTHERS = {"scripts": 4101, "tests": 31_136}
+DOCS = 4770  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

@@ -220,7 +220,8 @@ def _control_ranges(robot: Robot) -> Iterator[Finding]:
 
 def _reach(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
     """Actuators that start at a limit and whose actions do not reach the other one."""
-    down, up = actions.scales(robot, task.actions)
+    scale = task.actions.scale.model_copy(update={"force": None})  # that limit is meant
+    down, up = actions.scales(robot, task.actions.model_copy(update={"scale": scale}))
     short_of = []
     for one, below, above in zip(robot.actuators, down, up, strict=True):
         span = one.high - one.low
