@@ -18,7 +18,7 @@ def work():
     hashlib.pbkdf2_hmac("sha512", b"x", b"y", 200_000_000)
 
 def ready():
-    print("ready", flush=True)
+    os.write(1, b"ready\\n")  # a handler that prints would fail inside of a print
 """
 
 
