@@ -26,7 +26,7 @@ BUDGETS = {"core": 6694, "run": 14_521, "apps": 11_503}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 27
 OTHERS = {"scripts": 4101, "tests": 31_136}
-DOCS = 4772  # lines of Markdown
+DOCS = 4773  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

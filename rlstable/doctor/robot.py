@@ -220,7 +220,7 @@ def _control_ranges(robot: Robot) -> Iterator[Finding]:
 
 def _reach(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
     """Actuators that start at a limit and whose actions do not reach the other one."""
-    scale = task.actions.scale.model_copy(update={"force": None})  # that limit is meant
+    scale = task.actions.scale.model_copy(update={"force": None})  # `scale.force` limits actions on purpose
     down, up = actions.scales(robot, task.actions.model_copy(update={"scale": scale}))
     short_of = []
     for one, below, above in zip(robot.actuators, down, up, strict=True):

@@ -19,9 +19,9 @@ from rlstable.robot.model import Robot
 
 VECTOR = Reflection.of_signs(1, -1, 1)  # a position, a velocity
 AXIAL = Reflection.of_signs(-1, 1, -1)  # an angular velocity
-_SHARE = 0.01  # axes and places of geoms and sites may differ by this share of the robot's size from the mirror image
-# And centres of mass by this one, as do numbers by a share of themselves: files from measurements and from CAD differ
-# by 2 to 4 % between left and right. What a mirrored step moves decides (mirror.py).
+_SHARE = 0.01  # largest error of axes, and of places of geoms and sites as a share of the robot's size
+# Largest error of centres of mass, and of masses, gains and ranges. Files of robots differ by 2 to 4 % between left
+# and right. Larger effects on the motion are found by the test of mirrored steps (mirror.py).
 _MEASURED = 0.05
 _INERTIA_SHARE = 0.1  # published inertias of left and right legs differ more
 _S = np.diag(VECTOR.sign)
