@@ -2,11 +2,13 @@
 
 python -m scripts.glitch                            # all cells, one line per cell; resumes where it stopped
 python -m scripts.glitch --only dense --seeds 8     # one task, more seeds
+python -m scripts.glitch --side brax --rate 0.001   # Brax's PPO with the same settings
 python -m scripts.glitch --page                     # the table of docs/survival.md from the results
 
-All seeds of a cell train in one program. Evaluations have no wrong numbers.
+All seeds of a cell train in one program, those of Brax's PPO one by one. Evaluations have no wrong numbers.
 """
 
+import itertools
 import json
 import math
 import sys
@@ -17,14 +19,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
+from rlstable.envs.load import load_env
 from rlstable.policy import statistics
 from scripts import pages, results
+from scripts.bench.leg import brax_settings
 from scripts.process import ROOT, environment, watch
 from scripts.results import Row
+from scripts.rivals import brax_rival
 from scripts.survival.page import cell
 
-SIDES = ("off", "default")
+SIDES = {"off": "off", "default": "default", "brax": "Brax PPO"}  # and their titles on the page
 SIZES = (30.0, 1e3, 4e4, 1e6)  # usual rewards
 RATES = (1e-4, 1e-3, 1e-2)  # share of the environment steps
 _QUIET = ("logging=quiet", "devices=1", "checkpoint=off", "eval.num_evals=5", "eval.target_return=null")
@@ -51,6 +57,11 @@ TASKS = {
         name: Task(f"`env={name}`", (f"env={name}", "total_steps=1000000"), usual)
         for name, usual in (("hopper", 3.0), ("halfcheetah", 5.0), ("walker2d", 3.0), ("swimmer", 0.3))
     },
+    "quadruped": Task(
+        "a robot's file",
+        ("env=robot_velocity", "env.xml=tests/robot/models/quadruped.xml", "total_steps=1000000"),
+        0.1,
+    ),
 }
 
 
@@ -73,10 +84,9 @@ def _glitches() -> Iterator[Glitch]:
 GLITCHES = {glitch.name: glitch for glitch in _glitches()}
 
 
-def train(task: str, side: str, glitch: Glitch, rate: float, seeds: range) -> list[Row]:
+def train(side: str, task: str, glitch: Glitch, rate: float, seeds: range) -> list[Row]:
     """Trains the seeds; a row is one seed, whose return is that of its last policy."""
-    about = TASKS[task]
-    value = glitch.value * (about.usual if glitch.site == "reward" else 1.0)
+    about, value = TASKS[task], size(task, glitch)
     fault = (f"fault.site={glitch.site}", f"fault.value={value}", f"fault.probability={rate}") if rate else ()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -88,12 +98,30 @@ def train(task: str, side: str, glitch: Glitch, rate: float, seeds: range) -> li
             raise ConfigError(f"{task} {side} {glitch.name}: exit code {done.code}, {done.last_line or 'no output'}")
         ended = [json.loads((own / "result.json").read_text()) for own in folders]
     return [
-        {
-            "task": task, "side": side, "glitch": glitch.name, "rate": rate, "seed": seed, "return": end["last_return"],
-            "finite": end["last_return"] is not None, "finished": True, "ending": end["stop_reason"],
-        }
+        row(seed, end["last_return"], end["stop_reason"], task=task, side=side, glitch=glitch.name, rate=rate)
         for seed, end in zip(seeds, ended, strict=True)
-    ]  # fmt: skip
+    ]
+
+
+def train_brax(task: str, glitch: Glitch, rate: float, seeds: range) -> Iterator[Row]:
+    """Trains the seeds with Brax's PPO, whose learning rate stays constant; a row is as for `train`."""
+    config = compose([*TASKS[task].overrides, *_QUIET, "ppo.learning_rate_schedule=constant"])
+    env, length = load_env(config.env), config.env.episode_length
+    for seed in seeds:
+        fault = brax_rival.Fault(glitch.site if rate else "none", size(task, glitch), rate)
+        faulty = brax_rival.FaultyBraxEnv(env, fault, seed)
+        error, make_policy, params = brax_rival.train(faulty, env, brax_settings(config, seed))
+        value = None if params is None else brax_rival.make_evaluation(env, make_policy, length=length)(params)
+        yield row(seed, value, error or "completed", task=task, side="brax", glitch=glitch.name, rate=rate)
+
+
+def size(task: str, glitch: Glitch) -> float:
+    return glitch.value * (TASKS[task].usual if glitch.site == "reward" else 1.0)
+
+
+def row(seed: int, value: float | None, ending: str, **about: str | float) -> Row:
+    finite = value is not None
+    return {**about, "seed": seed, "return": value, "finite": finite, "finished": True, "ending": ending}
 
 
 def shown(rows: Sequence[Row], task: str, side: str, glitch: str, rate: float) -> str:
@@ -110,7 +138,9 @@ def shown(rows: Sequence[Row], task: str, side: str, glitch: str, rate: float) -
 
 def without_glitches(rows: Sequence[Row], task: str) -> list[str]:
     """The cells about returns without wrong numbers; empty unless both sides have the same seeds."""
-    off, default = ([row["return"] for row in results.matching(rows, task=task, side=side, rate=0.0)] for side in SIDES)
+    off, default = (
+        [row["return"] for row in results.matching(rows, task=task, side=side, rate=0.0)] for side in ("off", "default")
+    )
     if not off or len(off) != len(default):
         return []
     apart = statistics.estimate(np.subtract(default, off))
@@ -121,8 +151,10 @@ def without_glitches(rows: Sequence[Row], task: str) -> list[str]:
 def write_page(rows: Sequence[Row], path: Path) -> None:
     lines = []
     for task, about in TASKS.items():
-        header = ("wrong number", *(f"{side}, 1 in {1 / rate:,.0f}" for side in SIDES for rate in RATES))
-        table = {name: [shown(rows, task, side, name, rate) for side in SIDES for rate in RATES] for name in GLITCHES}
+        pairs = itertools.product(SIDES, RATES)
+        columns = [pair for pair in pairs if any(shown(rows, task, pair[0], name, pair[1]) for name in GLITCHES)]
+        header = ("wrong number", *(f"{SIDES[side]}, 1 in {1 / rate:,.0f}" for side, rate in columns))
+        table = {name: [shown(rows, task, side, name, rate) for side, rate in columns] for name in GLITCHES}
         if measured := pages.merged([(name, *texts) for name, texts in table.items() if any(texts)]):
             seeds = len(results.matching(rows, task=task, side="default", glitch="none"))
             lines += [f"### {task}: {about.text}", "", f"{seeds} seeds, `{' '.join(about.overrides)}`", ""]
@@ -138,14 +170,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", action="append", type=float, choices=RATES, help="default: all")
     parser.add_argument("--seeds", type=int, default=4, help="seeds per cell; default: 4")
     asked = parser.parse_args(argv)
+    brax_rival.keep_compiled_programs()
     wanted = [GLITCHES[name] for name in dict.fromkeys(["none", *(asked.glitch or GLITCHES)])]
     for task in () if asked.page else asked.only or TASKS:
         for glitch in wanted:
             for rate in (0.0,) if glitch.name == "none" else asked.rate or RATES:
                 for side in asked.side or SIDES:
                     about = {"task": task, "side": side, "glitch": glitch.name, "rate": rate}
-                    if (have := len(results.matching(results.read(asked.out), **about))) < asked.seeds:
-                        results.add(asked.out, train(task, side, glitch, rate, range(have, asked.seeds)))
+                    seeds = range(len(results.matching(results.read(asked.out), **about)), asked.seeds)
+                    if seeds:
+                        own = (task, glitch, rate, seeds)
+                        results.add(asked.out, train_brax(*own) if side == "brax" else train(side, *own))
                     returns = [row["return"] for row in results.matching(results.read(asked.out), **about)]
                     print(*about.values(), [value and round(value, 1) for value in returns], flush=True)
     write_page(results.read(asked.out), asked.out.parent / "survival.md")
