@@ -72,7 +72,7 @@ def fit(
         callback,
         more_guards,
         environments=environments,
-        listeners=[*listeners, *listeners_of(config)],
+        listeners=[*listeners, *listeners_of(config.render, config.logging)],
     )
     result = loop.run()
     if loop.received_signal in _ENDING and not hasattr(builtins, "__IPYTHON__"):

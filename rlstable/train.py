@@ -133,7 +133,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
                 gc.enable()
             if config.computes_little and not recipes.has_accelerator():
                 use_one_thread()
-            loop = TrainingLoop(config, run_dir, signals=signals, listeners=listeners_of(config))
+            loop = TrainingLoop(config, run_dir, signals=signals, listeners=listeners_of(config.render, config.logging))
             if loop.run_dir != run_dir:  # of the writer; Hydra made another one for this process
                 _remove_if_empty(run_dir)
                 run_dir = loop.run_dir

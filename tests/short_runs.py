@@ -20,6 +20,6 @@ def short_config(**sections: Any) -> Config:
 
 def trained(folder: Path, **sections: Any) -> TrainingLoop:
     config = short_config(**sections)
-    loop = TrainingLoop(config, folder, listeners=listeners_of(config))
+    loop = TrainingLoop(config, folder, listeners=listeners_of(config.render, config.logging))
     loop.run()
     return loop

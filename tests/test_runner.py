@@ -49,7 +49,8 @@ def leaves(state: Any) -> list[np.ndarray]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """One complete run, read by several tests."""
-    runner = TrainingLoop(quick(), tmp_path_factory.mktemp("run"), listeners=listeners_of(quick()))
+    listeners = listeners_of(quick().render, quick().logging)
+    runner = TrainingLoop(quick(), tmp_path_factory.mktemp("run"), listeners=listeners)
     return runner, runner.run()
 
 

@@ -104,7 +104,8 @@ def train(
     if (randomization_fn := arguments["randomization_fn"]) is not None:
         environments = Environments(*(RandomizedEnv(env, randomization_fn) for env in environments))
     calls = BraxCalls(arguments, make_policy, observation)
-    loop = TrainingLoop(config, run_dir, calls, environments=environments, listeners=listeners_of(config))
+    listeners = listeners_of(config.render, config.logging)
+    loop = TrainingLoop(config, run_dir, calls, environments=environments, listeners=listeners)
     calls.loop = loop
     run = loop.single
     try:

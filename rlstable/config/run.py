@@ -314,6 +314,11 @@ class Config(Section, at=""):
     def each_seed(self) -> range:
         return range(self.seed, self.seed + self.seeds)
 
+    def with_precision(self, precision: Mapping[str, str], **sections: Section) -> Config:
+        """This configuration with other values of the section `precision`, and other sections."""
+        own = self.precision.model_copy(update=precision)
+        return self.model_copy(update={"precision": own, **sections})
+
     def of_seed(self, seed: int, group: str) -> Config:
         """The configuration of one seed as a single run; `group` of Weights & Biases, unless one is configured."""
         wandb = self.logging.wandb

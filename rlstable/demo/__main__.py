@@ -108,7 +108,7 @@ def open_demo(name: str) -> SavedRun:
     folder = located(f"demo:{name}")
     words = [word.replace("env.xml=", f"env.xml={folder}/") for word in json.loads((folder / WORDS).read_text())]
     policy = load_policy(folder)
-    return SavedRun.as_trained(folder, compose(words), policy)
+    return SavedRun(folder, compose(words), policy)
 
 
 def packed(recorded: RecordedEpisodes, model: str, folder: Path) -> None:

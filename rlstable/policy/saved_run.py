@@ -30,14 +30,13 @@ class SavedRun:
     policy: Policy
     trust: bool = False  # whether the user trusts the code that the folder names
 
-    @classmethod
-    def as_trained(cls, folder: Path, config: Config, policy: Policy, trust: bool = False) -> SavedRun:
-        """A run from its configuration, with the precision level and the backend that the policy's checkpoint names."""
-        host = policy.host
-        precision = config.precision.model_copy(update=dict(zip(Level._fields, host.get("level", ()), strict=False)))
-        auto = config.env.backend == "auto" and host.get("backend")
-        env = config.env.model_copy(update={"backend": host["backend"]}) if auto else config.env
-        return cls(folder, config.model_copy(update={"precision": precision, "env": env}), policy, trust)
+    def __post_init__(self) -> None:
+        """Takes the precision level and the backend that the policy's checkpoint names."""
+        host, env = self.policy.host, self.config.env
+        if env.backend == "auto" and host.get("backend"):
+            env = env.model_copy(update={"backend": host["backend"]})
+        level = dict(zip(Level._fields, host.get("level", ()), strict=False))
+        object.__setattr__(self, "config", self.config.with_precision(level, env=env))
 
     @property
     def iteration(self) -> int:
@@ -65,22 +64,17 @@ def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> 
     disable_async_dispatch()
     folder = expand_home(folder)
     require_one_seed(folder)
-    config = read_config(folder)
+    settings = read_settings(folder)
+    try:
+        config = typed.load({**settings, "fault": {}})
+        config = config.model_copy(update={"env": with_kept_model(config.env, folder)})
+    except ConfigError as error:
+        raise ConfigError(
+            f"run: {folder / 'config.yaml'} is not of this version, rlstable {versions()['rlstable']}: {error}"
+        ) from error
     if not (folder / "checkpoints").is_dir():
         raise ConfigError(
             f"run: {folder} has no checkpoint; the run ended before its first save, or had checkpoint=off"
         )
     policy = load_policy(folder, which)
-    return SavedRun.as_trained(folder, config, policy, trust)
-
-
-def read_config(folder: Path) -> Config:
-    """The configuration in a run folder; a `ConfigError` without one, with another version's, or with a resolver."""
-    data = read_settings(folder)
-    try:
-        config = typed.load({**data, "fault": {}})
-        return config.model_copy(update={"env": with_kept_model(config.env, folder)})
-    except ConfigError as error:
-        raise ConfigError(
-            f"run: {folder / 'config.yaml'} is not of this version, rlstable {versions()['rlstable']}: {error}"
-        ) from error
+    return SavedRun(folder, config, policy, trust)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 from rlstable.device.precision import Level
 from rlstable.io.files import subfolder, write_atomically
+from rlstable.policy.evaluator import evaluation_env
 from rlstable.render.page import page
 from rlstable.render.recording import EpisodeRecorder, steps_of
 from rlstable.runner.listener import Listener
@@ -31,9 +34,10 @@ class EpisodePages(Listener):
     def _recorder(self, seed: Seed) -> EpisodeRecorder:
         """Plays one episode of at most `render.seconds`, in the environment of evaluations."""
         if seed.level not in self._recorders:
-            env, config = seed.programs.played_env(seed.host), seed.programs.at(seed.level)
+            env, config = seed.programs.played_env(seed.host), seed.config.with_precision(seed.level._asdict())
             steps = min(steps_of(env, config.render.seconds, config.env.action_repeat), config.env.episode_length)
             config = config.model_copy(update={"env": config.env.model_copy(update={"episode_length": steps})})
-            args = config, seed.setup.ppo.networks, env, seed.setup.loaded.backend, 1, seed.programs.compiling
-            self._recorders[seed.level] = EpisodeRecorder(*args)
+            batched, about = functools.partial(evaluation_env, config), (config.env.name, seed.setup.loaded.backend)
+            args = seed.setup.ppo.networks, seed.setup.precision, config.eval.deterministic, about, 1
+            self._recorders[seed.level] = EpisodeRecorder(env, batched, *args, seed.programs.compiling)
         return self._recorders[seed.level]

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import mujoco
 import numpy as np
 
+from rlstable.cli.compose import compose
 from rlstable.compilation.compiler import Compiler
 from rlstable.compilation.ffi import interruptible
 from rlstable.compilation.xla import Compiling, check_flags, disable_async_dispatch, enable_program_cache
-from rlstable.config import Config, ConfigError
-from rlstable.device.precision import level
+from rlstable.config import ConfigError
+from rlstable.device.precision import Precision, level
 from rlstable.device.trees import Env, EnvState, Observation, Params, PyTree
 from rlstable.envs.episodes import Episodes, watch_episodes
 from rlstable.envs.load import load
 from rlstable.envs.mujoco_model import model_of
+from rlstable.envs.vector import VectorEnv
 from rlstable.envs.wrapper import EnvWrapper
 from rlstable.guards.env import physics
 from rlstable.policy.evaluator import evaluation_env, make_policy, valid_episodes
@@ -34,34 +37,36 @@ from rlstable.supervise.memory import is_out_of_memory
 class EpisodeRecorder:
     """Plays and records episodes of policies; a `ConfigError` if the environment has no MuJoCo model to draw.
 
-    Without networks the actions are random, uniform from -1 to 1.
+    `batched` makes many copies of `env`, and `about` are its name and its backend. Without networks the actions are
+    random, uniform from -1 to 1.
     """
 
     def __init__(
         self,
-        config: Config,
-        networks: Networks | None,
         env: Env,
-        backend: str | None,
+        batched: Callable[[Env], VectorEnv],
+        networks: Networks | None,
+        precision: Precision,
+        deterministic: bool,
+        about: tuple[str, str | None],
         episodes: int,
         compiling: Compiling = lambda name: contextlib.nullcontext(),
     ):
-        name, model = config.env.name, model_of(env)
+        (self._name, backend), model = about, model_of(env)
         if model is None:
-            raise ConfigError(f"run: {name} has no MuJoCo model to draw; choose a run with a MuJoCo environment")
-        self._model, self._name = model, name
-        self._action_repeat, self._compiling = config.env.action_repeat, compiling
-        self._seconds = seconds_per_step(env, model) * config.env.action_repeat
-        self._title = name if backend is None else f"{name}, {backend}"
+            raise ConfigError(f"run: {self._name} has no MuJoCo model to draw; choose a run with a MuJoCo environment")
+        self._model, self._compiling = model, compiling
+        self._title = self._name if backend is None else f"{self._name}, {backend}"
         self._actions = "step {:,}" if networks is not None else "random actions"
-        self._precision = level(config.precision)
+        self._precision = precision
         self._compiler = Compiler(self._precision)
         self._compiled: Any = None
         robot: Any = getattr(env, "unwrapped", env)
         self._motion = None
-        if config.env.source == "robot" and robot.velocities is not None:
+        if hasattr(robot, "on_course") and robot.velocities is not None:
             env, self._motion = _on_course(env), robot.motion
-        vector = evaluation_env(config, env)
+        vector = batched(env)
+        self._action_repeat, self._seconds = vector.action_repeat, seconds_per_step(env, model) * vector.action_repeat
 
         def play(params: Params, statistics: Statistics, key: jax.Array) -> tuple[Episodes, PyTree]:
             key_policy, key_resets = jax.random.split(key)
@@ -69,7 +74,7 @@ class EpisodeRecorder:
                 policy = _random_policy(env.action_size)
                 if networks is not None:
                     matmul = self._precision.matmul
-                    policy = make_policy(networks, params, statistics, matmul, config.eval.deterministic)
+                    policy = make_policy(networks, params, statistics, matmul, deterministic)
                 return watch_episodes(vector, policy, jax.random.split(key_resets, episodes), key_policy, self._watched)
 
         self._play = jax.jit(play)
@@ -116,7 +121,9 @@ def record(
     Arguments as for `policy.playback.evaluate_run`. A `ConfigError` also if the environment has no MuJoCo model.
     """
     config, loaded = load_policy_environment(run, episodes, deterministic, backend)
-    recorder = EpisodeRecorder(config, run.policy.networks, loaded.env, loaded.backend, episodes)
+    batched, about = functools.partial(evaluation_env, config), (config.env.name, loaded.backend)
+    args = run.policy.networks, level(config.precision), deterministic, about, episodes
+    recorder = EpisodeRecorder(loaded.env, batched, *args)
     try:
         return recorder.record(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed), run.step)
     except jax.errors.JaxRuntimeError as error:
@@ -127,13 +134,15 @@ def record(
         ) from error
 
 
-def record_random(config: Config, episodes: int, seed: int = 0) -> RecordedEpisodes:
-    """Records episodes of random actions in the environment of a configuration, as `record` does."""
+def record_random(words: Sequence[str], episodes: int, seed: int = 0) -> RecordedEpisodes:
+    """Records episodes of random actions in the environment that overrides choose, as `record` does."""
+    config = compose(words)
     check_flags()
     disable_async_dispatch()  # native physics needs the flag
     enable_program_cache(config.compile_cache)
     loaded = load(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
-    recorder = EpisodeRecorder(config, None, loaded.env, loaded.backend, episodes)
+    batched, about = functools.partial(evaluation_env, config), (config.env.name, loaded.backend)
+    recorder = EpisodeRecorder(loaded.env, batched, None, level(config.precision), True, about, episodes)
     nothing: PyTree = {}
     return recorder.record(nothing, nothing, jax.random.PRNGKey(seed), 0)
 

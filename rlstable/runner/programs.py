@@ -14,7 +14,6 @@ from rlstable.compilation import sources
 from rlstable.compilation.xla import Compiling, disable_async_dispatch, enable_program_cache
 from rlstable.config import Config, ConfigError
 from rlstable.config.run import EnvConfig, EvalConfig
-from rlstable.config.schema import Section
 from rlstable.config.supervise import MATMUL_LEVELS, X64
 from rlstable.device import hosts
 from rlstable.device import machine as processor
@@ -136,11 +135,6 @@ class Programs:
         steps = host.attempts.precision_steps
         return self._levels[min(steps, len(self._levels) - 1)] if steps else self._configured_level
 
-    def at(self, level: Level, **sections: Section) -> Config:
-        """The configuration at a precision level, with other sections."""
-        precision = self._config.precision.model_copy(update=level._asdict())
-        return self._config.model_copy(update={"precision": precision, **sections})
-
     def levels_for(self, cause: StopReason) -> int:
         """Number of precision levels above the configured one that may cure a cause of failure."""
         if not self._config.supervise.ladder.enabled or cause not in _CURED_BY_PRECISION:
@@ -155,8 +149,9 @@ class Programs:
         key = self.key(host)
         if key not in self._setups:
             ppo, env = host.plan.of(self._config.ppo, self._config.env)
-            args = self.at(key[0], ppo=ppo, env=env), self.mesh, self._more_guards, self.compiling
-            self._setups[key] = setup = TrainingSetup(*args, self._train_env, self._seed_devices, self.teacher)
+            config = self._config.with_precision(key[0]._asdict(), ppo=ppo, env=env)
+            args = self._more_guards, self.compiling, self._train_env, self._seed_devices, self.teacher
+            self._setups[key] = setup = TrainingSetup(config, self.mesh, *args)
             setup.on_large_constants(self._report_constants)
         return self._setups[key]
 
@@ -165,8 +160,8 @@ class Programs:
         level = self.level(host)
         if level not in self._evaluators:
             setup = self.setup(host)
-            args = self.at(level), setup.ppo.networks, self.compiling, self.event, self._evaluation_env(setup)
-            self._evaluators[level] = make_evaluator(*args)
+            args = setup.ppo.networks, self.compiling, self.event, self._evaluation_env(setup)
+            self._evaluators[level] = make_evaluator(self._config.with_precision(level._asdict()), *args)
         return self._evaluators[level]
 
     def played_env(self, host: HostState) -> Env:
@@ -222,9 +217,8 @@ class Programs:
             return setup.shapes()
         ppo = self._config.ppo.model_copy(update={"num_envs": num_envs})
         env = self._config.env.model_copy(update={"restore_info": restore_info})
-        return TrainingSetup(
-            self.at(level, ppo=ppo, env=env), self.mesh, self._more_guards, single=self._train_env
-        ).shapes()
+        config = self._config.with_precision(level._asdict(), ppo=ppo, env=env)
+        return TrainingSetup(config, self.mesh, self._more_guards, single=self._train_env).shapes()
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:

@@ -20,11 +20,10 @@ from omegaconf.basecontainer import BaseContainer
 
 import rlstable
 from rlstable.cli.compose import compose, prepared
-from rlstable.config import ConfigError
+from rlstable.config import ConfigError, load
 from rlstable.config.defaults import config_dir
 from rlstable.config.overrides import literal, overrides
-from rlstable.io.run_folder import write_config
-from rlstable.policy.saved_run import read_config
+from rlstable.io.run_folder import read_settings, write_config
 
 
 @pytest.mark.parametrize(
@@ -149,7 +148,8 @@ def test_resolver_in_saved_settings_is_text_and_is_not_called(tmp_path: Path, mo
     saved = compose(["env=fast", "ppo.num_envs=${ppo.batch_size}", "ppo.batch_size=32"]).model_dump(mode="json")
     saved["env"]["kwargs"] = {"token": "${oc.env:RLSTABLE_TEST_SECRET}"}
     write_config(tmp_path, saved)
-    for config in (read_config(tmp_path), compose([f"resume={tmp_path}", "ppo={num_envs: 32, batch_size: 64}"])):
+    resumed = compose([f"resume={tmp_path}", "ppo={num_envs: 32, batch_size: 64}"])
+    for config in (load(read_settings(tmp_path)), resumed):
         assert config.ppo.num_envs == 32 and config.env.kwargs == {"token": "${oc.env:RLSTABLE_TEST_SECRET}"}
 
 

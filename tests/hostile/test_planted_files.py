@@ -59,7 +59,7 @@ def like_a_command(call: Callable[[Path], Any]) -> Callable[[Path], int]:
 
 def resumed(folder: Path) -> None:
     again = config(3, resume="auto")
-    TrainingLoop(again, folder, listeners=listeners_of(again)).run()
+    TrainingLoop(again, folder, listeners=listeners_of(again.render, again.logging)).run()
 
 
 COMMANDS: dict[str, Callable[[Path], int]] = {

@@ -27,7 +27,7 @@ def config(every: int, **sections: Any) -> Config:
 
 
 def trained(folder: Path, config: Config) -> TrainingLoop:
-    loop = TrainingLoop(config, folder, listeners=listeners_of(config))
+    loop = TrainingLoop(config, folder, listeners=listeners_of(config.render, config.logging))
     result = loop.run()
     assert result.stop_reason.name == "completed"
     return loop

@@ -73,6 +73,6 @@ def test_page_at_the_end_of_a_run_does_not_load_itself_again(tmp_path: Path) -> 
         pages.append(report.read_text())
 
     config = tiny_config(total_steps=640, devices=1, logging={"console": "off"})
-    TrainingLoop(config, tmp_path / "run", look, listeners=listeners_of(config)).run()
+    TrainingLoop(config, tmp_path / "run", look, listeners=listeners_of(config.render, config.logging)).run()
     assert pages and all(REFRESH in text for text in pages)
     assert REFRESH not in report.read_text()

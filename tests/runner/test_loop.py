@@ -76,7 +76,8 @@ def assert_same_run(ours: Result, theirs: Result) -> None:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    fleet = TrainingLoop(together(), tmp_path_factory.mktemp("healthy"), listeners=listeners_of(together()))
+    listeners = listeners_of(together().render, together().logging)
+    fleet = TrainingLoop(together(), tmp_path_factory.mktemp("healthy"), listeners=listeners)
     return fleet, fleet.run()
 
 

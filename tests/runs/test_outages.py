@@ -26,7 +26,8 @@ def run(folder: Path, callback: Any = None, keep: int = 2, **sections: Any) -> S
     saves = {"every": 1, "keep": keep, "asynchronous": False}
     own = {"total_steps": LAST * ITERATION, "checkpoint": saves, "logging": {"console": "lines"}}
     settings = config(**own | sections)
-    return TrainingLoop(settings, folder, callback, listeners=listeners_of(settings)).run().stop_reason
+    listeners = listeners_of(settings.render, settings.logging)
+    return TrainingLoop(settings, folder, callback, listeners=listeners).run().stop_reason
 
 
 @pytest.fixture(scope="module")
