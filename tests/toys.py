@@ -31,6 +31,7 @@ from rlstable.ppo.loss import Loss
 from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected, Minibatch
+from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import SPECS, TrainState
 from rlstable.runner.setup import make_ppo
 
@@ -204,6 +205,11 @@ def tiny_config(guards: Mapping[str, Any] | None = None, **sections: Any) -> con
 
 def make_networks(settings: config.Config, action_size: int) -> Networks:
     return make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), action_size).networks
+
+
+def settings_of(settings: config.Config) -> Settings:
+    """The settings of an iteration."""
+    return make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2).settings
 
 
 def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tuple[PPO, TrainState]:

@@ -72,7 +72,7 @@ def finish_iteration(
     idle = seed.host.iterations_without_update
     cause = cause_of(metrics, idle, patience, finished, seed.return_check.collapsed)
     if row or finished or cause or requested_stop or seed.schedule.logs:
-        seed.log.row(row)
+        seed.log.row(row, seed.counts)
     programs = seed.programs
     decision = decide(cause, finished, seed.host, seed.recovery, programs.levels_for, programs.shared)
     seed.cause = decision.cause if decision.action in (Action.ROLL_BACK, Action.STOP) else seed.cause
@@ -228,16 +228,16 @@ def _pass_over(seed: Seed, decision: Decision) -> None:
 def _record_incident(seed: Seed, slot: Slot, bad: bool) -> None:
     """Writes the environments captured in this iteration if any went bad, and empties the slots if that is due."""
     host, at, incidents = seed.host, seed.host.logged_iteration, seed.host.incidents
-    if bad and seed.incidents.wanted(at):
+    if bad and seed.incidents.wanted(incidents, at):
         num_envs = seed.state.env_state.done.shape[0]
         captured = jax.device_get(sharding.gathered(slot))
 
         def write() -> int:
-            seed.incidents.write(captured, host.iteration, at, seed.level._asdict(), num_envs)
+            seed.incidents.write(incidents, captured, host.iteration, at, seed.level._asdict(), num_envs)
             return incidents.count
 
         incidents.count, incidents.last = hosts.from_writer("incidents", write), at
-    if seed.incidents.opens_after(at):
+    if seed.incidents.opens_after(incidents, at):
         empty = sharding.place(np.zeros(slot.taken.shape, bool), seed.programs.mesh, sharding.SPLIT)
         seed.state = dataclasses.replace(seed.state, incident=dataclasses.replace(slot, taken=empty))
 

@@ -106,7 +106,7 @@ class ReturnCheck:
         enabled: bool,
     ):
         self.enabled = enabled
-        self._watch = ReturnWatch(guard.tolerance, guard.episodes, host.watch)
+        self._guard = guard
         self._total_steps = total_steps
         self._host = host
         self._keys = keys
@@ -117,6 +117,10 @@ class ReturnCheck:
         self.collapsed = False  # whether this iteration's comparison has confirmed a collapse
         self.best_return: float | None = None  # of the best policy in the comparison that confirmed the last collapse
         self.fallen_return: float | None = None  # of the collapsed policy in the same episodes; None if all aborted
+
+    @property
+    def _watch(self) -> ReturnWatch:
+        return ReturnWatch(self._guard.tolerance, self._guard.episodes, self._host.watch)
 
     def train(self, metrics: Metrics) -> None:
         """Records the training episodes of an iteration, unless its state is bad."""

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from rlstable.compilation.host_keys import fold_in, keys_of_seed
-from rlstable.config import Config, ConfigError
+from rlstable.config import ConfigError
 from rlstable.supervise.incident import IncidentState
 from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.recovery import Attempts
@@ -135,45 +135,51 @@ class SeedKeys:
 class Schedule:
     """Decides when a seed logs, evaluates, resets and refills, by trained steps and iterations, never by the clock."""
 
-    config: Config
     host: HostState
+    total_steps: int
+    iteration_steps: int  # environment steps of an iteration
+    evaluations: int  # in the whole run
+    recorded_every: int  # evaluations, 0 for no recording
+    resets_per_evaluation: int  # Brax's `num_resets_per_eval`
+    refilled_every: int  # iterations, 0 for never
+    copied_every: int  # iterations
+    logged_every: int  # iterations
 
     @property
     def finished(self) -> bool:
-        return self.host.step >= self.config.total_steps
+        return self.host.step >= self.total_steps
 
     @property
     def evaluates(self) -> bool:
         """Whether the rest of the run has an evaluation."""
-        return self._crossed(self.host.step, self.config.total_steps, self.config.eval.num_evals)
+        return self._crossed(self.host.step, self.total_steps, self.evaluations)
 
     @property
     def evaluates_next(self) -> bool:
         """Whether an evaluation is due after the next iteration, if its state is good."""
         step = self.host.step
-        return self._crossed(step, step + self.config.env_steps_per_iteration, self.config.eval.num_evals)
+        return self._crossed(step, step + self.iteration_steps, self.evaluations)
 
     def records(self, before: int, after: int) -> bool:
         """Whether a recording is due after an iteration between two steps, if its state is good."""
-        every = self.config.render.every
-        return every > 0 and self._crossed(before, after, self.config.eval.num_evals, every)
+        every = self.recorded_every
+        return every > 0 and self._crossed(before, after, self.evaluations, every)
 
     def resets(self, before: int) -> bool:
-        """Whether Brax's `num_resets_per_eval` asks for a reset after this iteration, which began at `before`."""
-        per_evaluation = self.config.ppo.num_resets_per_eval
-        return self._crossed(before, self.host.step, max(self.config.eval.num_evals, 1) * per_evaluation)
+        """Whether a reset is due after this iteration, which began at `before`."""
+        return self._crossed(before, self.host.step, max(self.evaluations, 1) * self.resets_per_evaluation)
 
     @property
     def refills(self) -> bool:
         """Whether to refill the pool of clean first states, if the run has drawn from it."""
-        every = self.config.env.reset_pool_refresh
+        every = self.refilled_every
         return self.host.pool_used and every > 0 and self.host.iteration % every == 0
 
     @property
     def copies(self) -> bool:
         """Whether a copy of the state is due after this iteration, if the state is good: four in a short run."""
-        iterations = -(-self.config.total_steps // self.config.env_steps_per_iteration)
-        every = min(self.config.supervise.recovery.every, max(iterations // 4, 1))
+        iterations = -(-self.total_steps // self.iteration_steps)
+        every = min(self.copied_every, max(iterations // 4, 1))
         return self.host.iteration % every == 0
 
     @property
@@ -183,11 +189,11 @@ class Schedule:
         After `ROWS` rows the interval doubles, and again whenever the run has doubled, so that files of long runs stay
         small.
         """
-        every = self.config.logging.log_every
+        every = self.logged_every
         doublings = max(self.host.iteration - 1, 0) // (every * ROWS)
         return self.host.iteration % (every << doublings.bit_length()) == 0
 
     def _crossed(self, before: int, after: int, times: int, every: int = 1) -> bool:
         """Whether one of `times` equal parts of the run ended between two steps; of the parts, only each `every`th."""
-        total = self.config.total_steps
+        total = self.total_steps
         return min(after, total) * times // (total * every) > min(before, total) * times // (total * every)

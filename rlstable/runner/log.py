@@ -5,24 +5,21 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import psutil
 
-from rlstable import faults
-from rlstable.config import Config
 from rlstable.device import hosts
 from rlstable.device.packed import PackedDict
-from rlstable.io import logbook
 from rlstable.io.console import Console
+from rlstable.io.logbook import Logbook
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics
 from rlstable.runner.host_state import HostState
 from rlstable.runner.listener import Listeners, Row
-from rlstable.supervise.diagnosis import Signs, advice, signs_of, warnings_of
+from rlstable.supervise.diagnosis import Signs, advice, warnings_of
 from rlstable.supervise.stop_reasons import StopReason
 
 Callback = Callable[[int, Row], Any]
@@ -33,8 +30,9 @@ class SeedLog:
 
     def __init__(
         self,
-        config: Config,
-        run_dir: Path,
+        number: int,
+        logbook: Logbook,
+        signs: Callable[[Callable[..., None]], Signs],
         host: HostState,
         ppo: PPO,
         callback: Callback | None,
@@ -42,15 +40,14 @@ class SeedLog:
         listeners: Listeners,
     ):
         self.console = console
-        self._config = config
+        self._number = number
         self.listeners = listeners
         self._callback = callback
         self._host = host
-        failing = [faults.FailingSink(config.fault.of_seed(config.seed))] if config.fault.site == "sinks" else []
-        self.logbook = logbook.Logbook(config.logging, config.model_dump(mode="json"), run_dir, console, failing)
+        self.logbook = logbook
         self.telemetry = Telemetry(ppo)
-        self._signs = Signs(signs_of(config), config.ppo, config.env, config.eval.num_envs, self.event)
-        self._update_guards = ppo.update_guards
+        self._signs = signs(self.event)
+        self._ppo = ppo
         self.history: list[Row] = []
         self.last_evaluation: Row = {}
         self.stopped_by_callback = False
@@ -58,10 +55,10 @@ class SeedLog:
         # A script may pass the callback in process 0 only; the exchange needs all processes.
         self._has_callback = hosts.from_writer("has_callback", lambda: callback is not None)
 
-    def start(self) -> None:
+    def start(self, continues: bool) -> None:
         """Opens the outputs, in the writer. Must run when the first step of the run is known."""
         if hosts.is_writer():
-            self.logbook.start(self._host.wandb_run_id, None if self._config.resume is None else self._host.logged_step)
+            self.logbook.start(self._host.wandb_run_id, self._host.logged_step if continues else None)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Logs one event, in the writer, after the trips before it."""
@@ -80,14 +77,13 @@ class SeedLog:
 
     def iteration(self, metrics: Metrics) -> None:
         """Counts the trips of an iteration and looks for signs of trouble."""
-        host, config = self._host, self._config
+        host, ppo = self._host, self._ppo.settings.ppo
         if bool(metrics.healthy):
             values = {**metrics.values, "training/episodes": int(metrics.counters.episodes)}
             self._signs.record_iteration(host.signs, host.iteration, host.logged_step, values)
         trips = self.telemetry.trips(metrics)
-        transitions = config.env_steps_per_iteration // config.env.action_repeat
-        minibatches = config.ppo.num_updates_per_batch * config.ppo.num_minibatches
-        counts = (metrics.values, trips, transitions, minibatches, self._update_guards)
+        minibatches = ppo.num_updates_per_batch * ppo.num_minibatches
+        counts = (metrics.values, trips, ppo.env_steps_per_iteration(1), minibatches, self._ppo.update_guards)
         host.tally.count(*counts, host.logged_step, bool(metrics.healthy))
         for name, causes in trips.items():
             self._trips.setdefault(name, Counter()).update(causes)
@@ -111,22 +107,16 @@ class SeedLog:
         """Logs the evaluation of the untrained policy."""
         self._log_row(self.evaluation(metrics))
 
-    def row(self, evaluation: Row) -> None:
-        """Logs a row of the iterations since the last one, with the result of `evaluation` or without."""
+    def row(self, evaluation: Row, counts: Row) -> None:
+        """Logs a row of the iterations since the last one, with the result of `evaluation` or without, and `counts`."""
         self.write_trips()
-        host, config = self._host, self._config
-        row = self.telemetry.flush(host.elapsed) | evaluation
-        if config.supervise.recovery.enabled:
-            row["supervise/rollbacks"] = host.attempts.count
-            if config.watches_return:
-                row["guards/return_watch/trips"] = host.watch.collapses
-        self._log_row(row)
+        self._log_row(self.telemetry.flush(self._host.elapsed) | evaluation | counts)
 
     def _log_row(self, row: Row) -> None:
         step = self._host.logged_step
         self.logbook.log(step, row)
         self.history.append({"step": step, **row})
-        self.listeners.row(self._config.seed, step, row)
+        self.listeners.row(self._number, step, row)
         call = self._callback
         if self._has_callback and hosts.from_writer("callback", lambda: call is not None and call(step, row) is True):
             self.stopped_by_callback = True

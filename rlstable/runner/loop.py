@@ -31,9 +31,10 @@ from rlstable.runner.kept_model import taken
 from rlstable.runner.kept_teacher import load_teacher
 from rlstable.runner.listener import Listener, Listeners, Row
 from rlstable.runner.log import Callback
-from rlstable.runner.programs import Programs, connect
+from rlstable.runner.opening import Opening
+from rlstable.runner.programs import Programs, mesh_of, require_same_run
 from rlstable.runner.seed import Seed
-from rlstable.runner.seeds import Result, Seeds
+from rlstable.runner.seeds import Result
 from rlstable.runner.setup import Program
 from rlstable.runner.stopping import StopRequest
 from rlstable.runner.summary import header
@@ -83,7 +84,9 @@ class TrainingLoop:
     ):
         self.config = config
         check_flags()
-        mesh = connect(config)
+        hosts.start(config.distributed)
+        mesh = mesh_of(config.devices, config.env, config.eval)
+        require_same_run(config.seeds, config.model_dump(mode="json"), mesh)
         # Only the writer makes a folder, whose name contains the time.
         self.run_dir = expand_home(
             hosts.from_writer("run_dir", lambda: str(run_dir or default_run_dir(config.resume, config.env.name)))
@@ -100,13 +103,13 @@ class TrainingLoop:
         self._listeners = Listeners(own, self._console, lambda kind, **fields: self.programs.event(kind, **fields))
         self._last_seconds = 0.0
         self._advice: str | None = None
-        self._seeds = Seeds(config, self.run_dir, callback, self._console, self._listeners)
         teacher = load_teacher(config.ppo.teacher, config.resume, self.run_dir)
         self.programs = Programs(config, mesh, more_guards or {}, self._stop_request.compiling, environments, teacher)
         if self.programs.device_count < mesh.size:
             used = f"{self.programs.device_count} of {mesh.size} devices train"
             self._console.message(f"{used}, as many as divide {config.seeds} seeds")
-        self._seeds.open(self.programs)
+        listening = callback, self._console, self._listeners
+        self._seeds = Opening(config, self.run_dir, self.programs, *listening).seeds()
         self._listeners.opened(self.run_dir, self.seeds)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -56,29 +56,20 @@ def mesh_of(devices: int | None, env: EnvConfig, played: EvalConfig) -> Mesh:
     return mesh
 
 
-def connect(config: Config) -> Mesh:
-    """The devices of all processes that train this run. Must run before JAX is initialised.
-
-    Raises `ConfigError` if the processes do not find each other, or cannot train this configuration together.
-    """
-    hosts.start(config.distributed)
-    mesh = mesh_of(config.devices, config.env, config.eval)
+def require_same_run(seeds: int, settings: Mapping[str, Any], mesh: Mesh) -> None:
+    """Raises `ConfigError` if there are several processes that cannot train a configuration together."""
     if hosts.count() == 1:
-        return mesh
-    if config.seeds > 1:
+        return
+    if seeds > 1:
         raise ConfigError(
-            f"seeds: {config.seeds} seeds train together in one process, not in {hosts.count()}; set seeds=1, or "
+            f"seeds: {seeds} seeds train together in one process, not in {hosts.count()}; set seeds=1, or "
             "distributed=false"
         )
-    hosts.require_same(
-        "configuration",
-        config.model_dump(mode="json"),
-        "start all processes with the same command, or set distributed=false if they train separate runs",
-    )
+    remedy = "start all processes with the same command, or set distributed=false if they train separate runs"
+    hosts.require_same("configuration", settings, remedy)
     own = hosts.gather("devices", len(mesh.local_devices))
     if len(set(own)) > 1:
         raise ConfigError(f"distributed: the processes have {own} devices; start them with equally many each")
-    return mesh
 
 
 class Programs:

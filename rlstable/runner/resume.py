@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from rlstable.config import ConfigError, load
 from rlstable.config.schema import Section
@@ -18,9 +16,9 @@ from rlstable.device.precision import Level
 from rlstable.io.scores import TASK, scored_by, value_at
 from rlstable.io.versions import differences
 from rlstable.ppo.state import TrainState
-from rlstable.runner.host_state import HostState
+from rlstable.runner.host_state import Draw, HostState
 from rlstable.runner.programs import Programs
-from rlstable.runner.saving import Saving
+from rlstable.runner.seed import Seed
 from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.return_watch import WatchState
 from rlstable.supervise.snapshots import NAMES, SavedState, template
@@ -36,14 +34,14 @@ _PLANNED_FOR = (
 _NO_TRAINING = frozenset({"resume", "seeds", "devices", "logging", "render", "compile_cache"})
 
 
-def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]) -> TrainState:
-    """Reads the newest readable checkpoint: its host state and snapshots into those of `saving`.
+def resume(seed: Seed) -> None:
+    """Reads the newest readable checkpoint into a seed that has not trained: training state, host state and snapshots.
 
-    `first_state` has not trained; `key` returns the random key for resets. Numbers that schedules and searches moved
-    are kept; numbers that the user has changed start from here. Returns the state for the present configuration. Raises
+    Numbers that schedules and searches moved are kept; numbers that the user has changed start from here. Raises
     `ConfigError` without a readable checkpoint, or if the checkpoint does not fit the configuration.
     """
-    config, host, programs, checkpoints = saving.config, saving.host, saving.programs, saving.checkpoints
+    config, host, programs, checkpoints = seed.config, seed.host, seed.programs, seed.checkpoints
+    first_state = seed.state
     folder, new = checkpoints.directory.parent, config.model_dump(mode="json")
 
     def template_of(saved: Mapping[str, Any]) -> SavedState:
@@ -77,10 +75,10 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
         tuning["learning_rate"] = first_state.tuning.learning_rate
     if loss_scale_changed:
         tuning["loss_scale"] = first_state.tuning.loss_scale
-    enabled, snapshots = config.supervise.recovery.enabled, saving.snapshots
+    enabled, snapshots = config.supervise.recovery.enabled, seed.snapshots
     state = snapshots.load(tree, host.iteration, {name: saved[name] for name in NAMES} if enabled else {}, **tuning)
     host.step = int(state.counters.env_steps)
-    saving.steps[host.logged_iteration] = host.logged_step
+    seed.saving.steps[host.logged_iteration] = host.logged_step
     if scored_by(old) != scored_by(new):
         host.best_return, host.last_return = None, None
         host.watch = WatchState(collapses=host.watch.collapses)
@@ -94,22 +92,20 @@ def resume(saving: Saving, first_state: TrainState, key: Callable[[], jax.Array]
     task_changed = any(value_at(old, key) != value_at(new, key) for key in TASK)
     envs_changed |= task_changed
     envs_changed |= old["env"].get("stagger", config.env.stagger) != config.env.stagger  # a run from before the key
-    event = saving.log.event
     if envs_changed:
-        state = setup.reset_envs_and_pool(state, key(), keep_models=not task_changed)
-        event("environments_redrawn", num_envs=num_envs)
+        state = setup.reset_envs_and_pool(state, seed.keys.between(Draw.CONVERSION), keep_models=not task_changed)
+        seed.event("environments_redrawn", num_envs=num_envs)
     if envs_changed or loss_scale_changed:
-        state = programs.converted(host, state, key())
+        state = programs.converted(host, state, seed.keys.between(Draw.CONVERSION))
     if not (folder / "wandb").is_dir():
         host.wandb_run_id = None  # a copy: the original keeps its run of Weights & Biases
-    state = setup.with_empty_slots(state)
-    event("resumed", iteration=host.iteration, version=saved["version"])
+    seed.state = setup.with_empty_slots(state)
+    seed.event("resumed", iteration=host.iteration, version=saved["version"])
     for setting, before, now in changes(old, config):
-        event("configuration_changed", key=setting, old=before, new=now)
+        seed.event("configuration_changed", key=setting, old=before, new=now)
     changed_versions = differences(saved["versions"], programs.versions)
     if changed_versions:
-        event("versions_changed", **changed_versions)
-    return state
+        seed.event("versions_changed", **changed_versions)
 
 
 def _read_host_state(

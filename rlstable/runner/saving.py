@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from rlstable import __version__, faults
-from rlstable.config import Config
+from rlstable.config.faults import FaultConfig
+from rlstable.config.run import CheckpointConfig
 from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.files import is_full, one_line
@@ -35,24 +36,25 @@ class Saving:
 
     def __init__(
         self,
-        config: Config,
+        when: CheckpointConfig,
+        settings: dict[str, Any],
+        fault: FaultConfig,
         run_dir: Path,
         host: HostState,
         programs: Programs,
         snapshots: Snapshots,
         log: SeedLog,
     ):
-        self.config = config
+        self._when = when
+        self._settings = settings  # the whole configuration, which a checkpoint has
         self.host = host
         self.programs = programs
         self.snapshots = snapshots
         self.log = log
         # Only the writer looks at its folder, since the other processes only read.
         in_place = (lambda: log.logbook.in_place) if hosts.is_writer() else bool
-        settings = config.model_dump(mode="json")
-        args = (run_dir, config.checkpoint, lambda kind, fields: log.event(kind, **fields), in_place, settings)
-        fails = config.fault.site == "disk"
-        fault = config.fault.of_seed(config.seed)
+        args = (run_dir, when, lambda kind, fields: log.event(kind, **fields), in_place, settings)
+        fails = fault.site == "disk"
         self.checkpoints = faults.FailingCheckpoints(fault, *args) if fails else Checkpoints(*args)
         self.steps: dict[int, int] = {}  # with rolled back ones, by number of a checkpoint that was read or written
         self._healthy = self._unsaved = False
@@ -70,15 +72,15 @@ class Saving:
         """Whether a save is due by count. Of several processes, none saves sooner after a failed save."""
         number = self.host.logged_iteration
         due = self.checkpoints.due(number)
-        return due if hosts.count() == 1 else number % self.config.checkpoint.every == 0
+        return due if hosts.count() == 1 else number % self._when.every == 0
 
     @property
     def outdated(self) -> bool:
         """Whether the last save, or the start of the run, is `checkpoint.every_minutes` ago."""
-        config = self.config.checkpoint
-        if not config.enabled or config.every_minutes is None:
+        when = self._when
+        if not when.enabled or when.every_minutes is None:
             return False
-        return self._clock() - self._saved_at >= 60.0 * config.every_minutes
+        return self._clock() - self._saved_at >= 60.0 * when.every_minutes
 
     def record_iteration(self, healthy: bool) -> None:
         """Records an iteration, not saveable yet: the evaluation and reset due after it have not happened."""
@@ -94,7 +96,7 @@ class Saving:
         """Saves a healthy state if that is `asked` or due by count; returns False if the run folder is gone."""
         if self._healthy and (asked or self._due()):
             self.save(state, score)
-            return not hosts.from_writer("gone", lambda: self.config.checkpoint.enabled and self.gone)
+            return not hosts.from_writer("gone", lambda: self._when.enabled and self.gone)
         return True
 
     def save_at_once(self, state: TrainState) -> None:
@@ -114,7 +116,7 @@ class Saving:
 
     def save(self, state: TrainState, score: float | None) -> None:
         """Saves a state with the return of its evaluation; None if it was not evaluated."""
-        if not self.config.checkpoint.enabled:
+        if not self._when.enabled:
             return
         self._saved_at = self._clock()  # also if the save fails: `due` retries sooner
         host = self.host
@@ -143,7 +145,7 @@ class Saving:
         return {
             "host": dataclasses.asdict(self.host),
             "policy": policy_spec(setup.ppo.networks, setup.ppo.precision.matmul) | {"names": names_of(setup.single)},
-            "config": self.config.model_dump(mode="json"),
+            "config": self._settings,
             "devices": programs.mesh.size,
             "num_envs": programs.num_envs(self.host),
             "level": programs.level(self.host),
@@ -156,7 +158,7 @@ class Saving:
 
     def unsaved_steps(self) -> int:
         """Environment steps up to the last good state that no checkpoint has; waits until a running save ends."""
-        if not self.config.checkpoint.enabled or not hosts.is_writer():
+        if not self._when.enabled or not hosts.is_writer():
             return 0
         self.checkpoints.wait()
         return max(self._last_good - (self.saved_step or 0), 0)
@@ -166,7 +168,7 @@ class Saving:
 
         May be called again with the result.
         """
-        if self.config.checkpoint.enabled and stop_reason in SAVED:
+        if self._when.enabled and stop_reason in SAVED:
             if self._healthy and hosts.from_writer("unsaved", lambda: bool(self.unsaved_steps() and not self.gone)):
                 self.save(state, self._last_score)  # the failed save once more
             name = hosts.from_writer("final_stop_reason", lambda: self._unless_not_saved(stop_reason).name)

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlstable.config import Config
-from rlstable.config.guards import GuardsConfig
 from rlstable.device import hosts, sharding
 from rlstable.device.precision import Level
-from rlstable.envs.capture import cause_names
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.console import Console
 from rlstable.io.run_folder import (
-    confirmed_of,
-    discard_start,
-    free_reserve,
-    open_run_dir,
     read_result,
-    write_config,
 )
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.networks import Params
@@ -30,15 +21,12 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.state import SPECS, TrainState
 from rlstable.runner.decision import ReturnCheck
 from rlstable.runner.host_state import Draw, HostState, Schedule, SeedKeys
-from rlstable.runner.kept_model import keep
-from rlstable.runner.kept_teacher import keep_teacher
-from rlstable.runner.listener import Listeners
-from rlstable.runner.log import Callback, SeedLog
+from rlstable.runner.listener import Row
+from rlstable.runner.log import SeedLog
 from rlstable.runner.programs import Programs
-from rlstable.runner.resume import resume
 from rlstable.runner.saving import Saving
 from rlstable.runner.setup import TrainingSetup
-from rlstable.supervise.incident import Incidents, limits_of
+from rlstable.supervise.incident import Incidents
 from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.recovery import Recovery
 from rlstable.supervise.snapshots import Snapshots
@@ -63,7 +51,7 @@ class Seed:
     incidents: Incidents
     saving: Saving
     closing: contextlib.ExitStack  # releases the folder, closes log and checkpoints
-    confirmed: dict[str, Any]  # fields `confirmed_*` of `result.json`, empty if no best policy is confirmed
+    confirmed: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields `confirmed_*` of `result.json`
     step_before: int = 0  # environment steps before the latest iteration
     has_iterated: bool = False  # in this process
     cause: StopReason | None = None  # of the last failed iteration
@@ -95,6 +83,14 @@ class Seed:
     def parameters(self) -> tuple[Params, Statistics]:
         """The network parameters and the observation statistics."""
         return self.state.params, self.state.normalizer
+
+    @property
+    def counts(self) -> Row:
+        """Metrics of the supervisor, if it is enabled."""
+        if not self.config.supervise.recovery.enabled:
+            return {}
+        collapses = {"guards/return_watch/trips": self.host.watch.collapses} if self.config.watches_return else {}
+        return {"supervise/rollbacks": self.host.attempts.count, **collapses}
 
     @property
     def ended_before(self) -> StopReason | None:
@@ -140,68 +136,3 @@ class Seed:
     def close(self) -> None:
         """Releases the folder. May be called again."""
         self.closing.close()
-
-
-def open_seed(
-    config: Config,
-    run_dir: Path,
-    programs: Programs,
-    callback: Callback | None,
-    console: Console,
-    listeners: Listeners,
-) -> Seed:
-    """Opens the folder of a seed, and makes its first state or resumes the saved one; a `ConfigError` if it cannot."""
-    host, snapshots, setup = HostState(), Snapshots(programs.mesh), programs.setup(HostState())
-    keys, fault = SeedKeys(config.seed, host), config.fault.of_seed(config.seed)
-    log = SeedLog(config, run_dir, host, setup.ppo, callback, console, listeners)
-    saving = Saving(config, run_dir, host, programs, snapshots, log)
-    programs.listeners.append(log.event)
-    closing = contextlib.ExitStack()  # even if interrupted, so that the next run finds the folder free
-
-    def open_folder() -> bool:
-        resumes, lock = open_run_dir(run_dir, config.resume, 1)
-        closing.callback(lock.release)
-        closing.callback(lambda: free_reserve(run_dir) if log.logbook.in_place else None)
-        if not resumes and (run_dir / "metrics.jsonl").exists():  # only with resume=auto
-            log.event("started_again", reason="the folder has no checkpoint, so its earlier metrics are deleted")
-        return resumes
-
-    resumes = True
-    try:
-        resumes = hosts.from_writer("resumes", open_folder)
-        closing.callback(log.logbook.close)
-        closing.callback(saving.checkpoints.close)
-        for kind, fields in programs.notices:
-            log.event(kind, **fields)
-        # A resumed seed may have another precision or memory plan. A shared program takes the states of all seeds.
-        state = setup.first_state(keys.init, keys.resets, fault, ahead=not resumes and not programs.shared)
-        if resumes:
-            state = resume(saving, state, functools.partial(keys.between, Draw.CONVERSION))
-        limits, causes, watches = limits_of(config.guards), cause_names(setup.env.guards), config.watches_return
-        settings = config.model_dump(mode="json")
-        about = {"seed": config.seed, "fault": fault.site, "versions": programs.versions, "config": settings}
-        args = config.supervise.incident, limits, causes, about, host.incidents, log.event
-        seed = Seed(
-            config, run_dir, programs, host, keys, Schedule(config, host), log, state, snapshots,
-            Recovery(config.supervise.recovery, _patience(config.guards)),
-            ReturnCheck(config.guards.return_watch, config.total_steps, host, keys, snapshots, log.event, watches),
-            Incidents(run_dir, *args), saving, closing, confirmed_of(run_dir) if resumes else {},
-        )  # fmt: skip
-        if not resumes:
-            seed.keep_last_good()
-        if hosts.is_writer():
-            write_config(run_dir, settings, programs.machine)
-            keep(config.env, run_dir, log.event)
-            keep_teacher(programs.teacher, run_dir)
-        log.start()
-    except BaseException:
-        closing.close()
-        if hosts.is_writer() and not resumes:
-            discard_start(run_dir)
-        raise
-    else:
-        return seed
-
-
-def _patience(guards: GuardsConfig) -> dict[str, int]:
-    return {"policy_diverged": guards.policy.patience, "value_loss_exploded": guards.value_loss.patience}

@@ -10,32 +10,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rlstable.config import Config, ConfigError
 from rlstable.device import sharding
 from rlstable.device.precision import Level
-from rlstable.device.shared import has_shared
-from rlstable.io.console import Console, SeedConsole
-from rlstable.io.outcome import outcome_of
+from rlstable.io.console import Console
 from rlstable.io.run_folder import (
     best_seed,
-    free_reserve,
-    open_run_dir,
-    read_result,
-    require_the_same_seeds,
-    seed_folder,
-    seed_folders,
-    write_config,
 )
 from rlstable.policy import Policy, load_policy
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.listener import Listeners, Row
 from rlstable.runner.log import Callback
-from rlstable.runner.programs import Programs
-from rlstable.runner.seed import Seed, open_seed
+from rlstable.runner.seed import Seed
 from rlstable.runner.summary import finish_seed, finish_seeds
 from rlstable.supervise.memory import MemoryPlan, smallest
-from rlstable.supervise.stop_reasons import StopReason, stays_ended
+from rlstable.supervise.stop_reasons import StopReason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,35 +76,27 @@ class Seeds:
     """
 
     def __init__(
-        self, config: Config, run_dir: Path, callback: Callback | None, console: Console, listeners: Listeners
+        self,
+        numbers: range,
+        iteration_steps: int,
+        by_name: bool,
+        run_dir: Path,
+        callback: Callback | None,
+        console: Console,
+        listeners: Listeners,
     ):
         self.opened: dict[int, Seed] = {}  # that this process trains
         self.results: dict[int, Result] = {}  # of the seeds that have ended
-        self._fields: dict[int, dict[str, Any]] = {}  # of `result.json`, of the seeds that have ended
-        self._config = config
+        self.fields: dict[int, dict[str, Any]] = {}  # of `result.json`, of the seeds that have ended
+        self._numbers = numbers  # of all seeds, in the order of the slots
+        self._iteration_steps = iteration_steps
+        self._by_name = by_name  # whether the environment's name selects it again
         self._run_dir = run_dir
         self._callback = callback
         self._console = console
         self._rows: list[Row] = []
         self._inactive: dict[int, TrainState] = {}  # states of the slots that do not train
         self._listeners = listeners
-
-    def open(self, programs: Programs) -> None:
-        """Opens the unfinished seeds; a `ConfigError` if they cannot be trained together, or as for `open_seed`."""
-        config, run_dir = self._config, self._run_dir
-        if config.seeds == 1:
-            args = programs, self._callback, self._console, self._listeners
-            self.opened[config.seed] = open_seed(config, run_dir, *args)
-            return
-        try:
-            self._open_each(programs)
-            self._agree_on_program()
-        except BaseException:
-            self.close()
-            for folder in seed_folders(run_dir):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()  # only empty folders: a failed start leaves nothing behind
-            raise
 
     @property
     def gone(self) -> bool:
@@ -131,14 +112,13 @@ class Seeds:
     def training(self) -> dict[int, Seed]:
         """The seeds of the next iteration; after a crash, the seeds with the oldest checkpoints catch up first."""
         unfinished = self.unfinished
-        behind = min(seed.host.logged_step for seed in unfinished.values()) + self._config.env_steps_per_iteration
+        behind = min(seed.host.logged_step for seed in unfinished.values()) + self._iteration_steps
         return {number: seed for number, seed in unfinished.items() if seed.host.logged_step < behind}
 
     def states(self, training: dict[int, Seed]) -> tuple[TrainState, ...]:
         """The states of all slots."""
         self._fill(training)
-        slots = self._config.each_seed
-        return tuple(training[slot].state if slot in training else self._inactive[slot] for slot in slots)
+        return tuple(training[n].state if n in training else self._inactive[n] for n in self._numbers)
 
     def policies(self, training: dict[int, Seed]) -> dict[int, PolicySnapshot]:
         """The policies of all slots by seed, in the order of the slots."""
@@ -146,13 +126,13 @@ class Seeds:
         key = next(iter(training.values())).policy_snapshot.key
         return {
             slot: training[slot].policy_snapshot if slot in training else snapshot_of(self._inactive[slot], key)
-            for slot in self._config.each_seed
+            for slot in self._numbers
         }
 
     def store(self, results: Iterable[tuple[TrainState, Metrics]], training: dict[int, Seed]) -> dict[int, Metrics]:
         """Stores the states that the program returned; returns the metrics of the seeds that train."""
         metrics = {}
-        for slot, (state, seed_metrics) in zip(self._config.each_seed, results, strict=True):
+        for slot, (state, seed_metrics) in zip(self._numbers, results, strict=True):
             if slot in training:
                 training[slot].state = state
                 metrics[slot] = seed_metrics
@@ -166,6 +146,17 @@ class Seeds:
             seed.take_plan(plan)
         self._inactive = {}  # of other shapes
 
+    def agree_on_program(self, level: Level) -> None:
+        """Ends resumed seeds of another precision level; the other seeds take the smallest memory plan of any seed."""
+        for number, seed in self.unfinished.items():
+            if seed.level != level:
+                self.end(number, seed.needs_own_program(f"its precision is now {seed.level}"), None)
+        plan = smallest([seed.host.plan for seed in self.unfinished.values()])
+        for seed in self.unfinished.values():
+            if plan != seed.host.plan:
+                seed.event("memory_planned", plan=str(plan))
+        self.take_plan(plan)
+
     def show_rows(self) -> None:
         """Shows the new rows of several seeds as one line."""
         rows, self._rows = self._rows, []
@@ -176,7 +167,7 @@ class Seeds:
         """Ends one seed; the other seeds continue."""
         seed = self.opened[number]
         seed.advice = seed.advice or advice
-        self._fields[number] = fields = finish_seed(seed, stop_reason)
+        self.fields[number] = fields = finish_seed(seed, stop_reason)
         about = (seed.run_dir, seed.host.step, seed.log.last_evaluation, seed.log.history)
         self.results[number] = Result(StopReason[fields["stop_reason"]], *about, policy_return=fields["return"])
         self._inactive[number] = seed.state
@@ -186,10 +177,10 @@ class Seeds:
         with contextlib.closing(self):
             for number in self.unfinished:
                 self.end(number, stop_reason or StopReason.error, advice)
-            if self._config.seeds == 1:
-                return self.results[self._config.seed]
-            where = (self._run_dir, self._console, self._listeners, self._config.env.has_name, self.gone)
-            fields = finish_seeds(self._fields, stop_reason, advice, *where)
+            if len(self._numbers) == 1:
+                return self.results[self._numbers[0]]
+            where = (self._run_dir, self._console, self._listeners, self._by_name, self.gone)
+            fields = finish_seeds(self.fields, stop_reason, advice, *where)
             results, reason = tuple(self.results[n] for n in sorted(self.results)), StopReason[fields["stop_reason"]]
             return Result(reason, self._run_dir, fields["step"], {}, [], results, fields["return"])
 
@@ -198,54 +189,14 @@ class Seeds:
         for seed in self.opened.values():
             seed.close()
 
-    def _open_each(self, programs: Programs) -> None:
-        """Opens the unfinished seeds. The folder above them is locked until they hold their own locks."""
-        config, run_dir = self._config, self._run_dir
-        resumes, lock = open_run_dir(run_dir, config.resume, config.seeds)
-        group = "/".join(run_dir.absolute().parts[-2:])
-        with contextlib.ExitStack() as locked:
-            locked.callback(lock.release)
-            locked.callback(free_reserve, run_dir)  # each seed has its own
-            if resumes:
-                require_the_same_seeds(run_dir, config.each_seed)
-            for number in config.each_seed:
-                folder = seed_folder(run_dir, number)
-                fields = read_result(folder) if resumes else None
-                if fields is not None and stays_ended(fields, config.total_steps, config.eval.target_return):
-                    value, reason = outcome_of(fields).value, StopReason[fields["stop_reason"]]
-                    self._fields[number] = fields
-                    self.results[number] = Result(reason, folder, fields["step"], {}, [], policy_return=value)
-                else:
-                    console = SeedConsole(self._console, number)
-                    args = (programs, functools.partial(self._take_row, number), console, self._listeners)
-                    self.opened[number] = open_seed(config.of_seed(number, group), folder, *args)
-            write_config(run_dir, config.model_dump(mode="json"))
-        if any(has_shared(seed.state.env_state) for seed in self.opened.values()):
-            raise ConfigError(
-                f"seeds: {config.env.name} keeps the contacts of all environments in one array (MJX-Warp), which "
-                "cannot be mapped over seeds; train one seed per process with seeds=1, or use impl=jax"
-            )
-
-    def _agree_on_program(self) -> None:
-        """Ends resumed seeds that need another program; the other seeds take the smallest memory plan of any seed."""
-        precision = self._config.precision
-        for number, seed in self.unfinished.items():
-            if seed.level != Level(precision.matmul, precision.network):
-                self.end(number, seed.needs_own_program(f"its precision is now {seed.level}"), None)
-        plan = smallest([seed.host.plan for seed in self.unfinished.values()])
-        for seed in self.unfinished.values():
-            if plan != seed.host.plan:
-                seed.event("memory_planned", plan=str(plan))
-        self.take_plan(plan)
-
-    def _take_row(self, number: int, step: int, row: Row) -> Any:
+    def take_row(self, number: int, step: int, row: Row) -> Any:
         """Passes a row of one of several seeds to the callback, and keeps it for the line of all seeds."""
         self._rows.append(row)
         return self._callback is not None and self._callback(step, {"seed": number, **row})
 
     def _fill(self, training: dict[int, Seed]) -> None:
         """Fills every slot that does not train and has no state."""
-        for slot in self._config.each_seed:
+        for slot in self._numbers:
             if slot in training:
                 self._inactive.pop(slot, None)
             elif slot not in self._inactive:

@@ -70,20 +70,6 @@ class Program(NamedTuple):
             return results if devices is None else devices.divided(results)
 
 
-def settings_of(config: Config) -> Settings:
-    """Settings of an iteration, from a whole configuration."""
-    return Settings(
-        ppo=config.ppo,
-        limits=config.guards.limiters,
-        env_steps_per_iteration=config.env_steps_per_iteration,
-        total_steps=config.total_steps,
-        tightens=config.may_tighten_clipping,
-        watches_policy=config.guards.policy.enabled,
-        captures=config.supervise.incident.enabled,
-        staggered=config.env.stagger,
-    )
-
-
 def make_ppo(
     config: Config,
     env: TrainingEnv,
@@ -91,10 +77,20 @@ def make_ppo(
     more_guards: MoreGuards | None = None,
     mirror: Mirror | None = None,
 ) -> PPO:
-    """Builds networks, optimizer and guards of an iteration; `more_guards` are by site and name."""
+    """Builds settings, networks, optimizer and guards of an iteration; `more_guards` are by site and name."""
     ppo, guards, more, precision = config.ppo, config.guards, more_guards or {}, level(config.precision)
+    settings = Settings(
+        ppo=ppo,
+        limits=guards.limiters,
+        env_steps_per_iteration=config.env_steps_per_iteration,
+        total_steps=config.total_steps,
+        tightens=config.may_tighten_clipping,
+        watches_policy=guards.policy.enabled,
+        captures=config.supervise.incident.enabled,
+        staggered=config.env.stagger,
+    )
     return PPO(
-        settings=settings_of(config),
+        settings=settings,
         env=env,
         networks=Networks(config.network, guards.limiters, action_size, ppo.normalize_observations, precision.network),
         optimizer=Optimizer(ppo, guards.limiters, config.may_separate_rates),

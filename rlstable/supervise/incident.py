@@ -74,7 +74,7 @@ class Incidents:
     """Writes captured environments: at most one per device and window of iterations, and `keep` in the whole run.
 
     `causes` are the names of the flags of a slot, `guard/cause` each. `about` are the facts that all incidents of the
-    run share, `config` among them. `state` is changed in place.
+    run share, `config` among them.
     """
 
     def __init__(
@@ -84,7 +84,6 @@ class Incidents:
         limits: QuarantineConfig,
         causes: list[str],
         about: Mapping[str, Any],
-        state: IncidentState,
         event: Callable[..., None],
     ):
         self._folder = run_dir / "incidents"
@@ -92,42 +91,44 @@ class Incidents:
         self._limits = limits
         self._causes = causes
         self._about = about
-        self._state = state
         self._event = event
 
-    def wanted(self, at: int) -> bool:
+    def wanted(self, state: IncidentState, at: int) -> bool:
         """Whether to write the environments captured in an iteration; `at` includes rolled back iterations."""
-        config, last = self._config, self._state.last
-        return self._state.count < config.keep and (last is None or at >= last + config.window)
+        config, last = self._config, state.last
+        return state.count < config.keep and (last is None or at >= last + config.window)
 
-    def opens_after(self, at: int) -> bool:
+    def opens_after(self, state: IncidentState, at: int) -> bool:
         """Whether to empty the slots after an iteration, so that the next bad environment is captured."""
-        last = self._state.last
-        return last is not None and self.wanted(at + 1) and at + 1 == last + self._config.window
+        last = state.last
+        return last is not None and self.wanted(state, at + 1) and at + 1 == last + self._config.window
 
-    def write(self, slot: Slot, iteration: int, at: int, level: Mapping[str, str], num_envs: int) -> None:
+    def write(
+        self, state: IncidentState, slot: Slot, iteration: int, at: int, level: Mapping[str, str], num_envs: int
+    ) -> None:
         """Writes the environments that the slots captured, in the order of their steps. An error never ends the run.
 
-        `slot` has the slots of all devices, on the host. `at` counts iterations with rolled back ones, `iteration`
-        without. `level` has the keys of the section `precision`, and `num_envs` counts all devices.
+        `state` is changed in place. `slot` has the slots of all devices, on the host. `at` counts iterations with
+        rolled back ones, `iteration` without. `level` has the keys of the section `precision`, and `num_envs` counts
+        all devices.
         """
         records = slot.record.take(np.arange(len(slot.record)))
         captured = sorted((int(records["clock"][device]), device) for device in np.flatnonzero(slot.taken))
-        for _, device in captured[: self._config.keep - self._state.count]:
+        for _, device in captured[: self._config.keep - state.count]:
             record = jax.tree.map(lambda x, device=device: x[device], records)
             try:
                 facts, arrays = self._describe(record)
                 facts["environment"] += int(device) * (num_envs // len(slot.record))
                 facts |= {"iteration": iteration, "precision": dict(level)}
                 facts |= {"device": int(device), "devices": len(slot.record), "num_envs": num_envs}
-                path = write(self._folder / f"{iteration}-{self._state.count + 1}", facts, arrays)
+                path = write(self._folder / f"{iteration}-{state.count + 1}", facts, arrays)
             except Exception as error:
                 self._event("incident_failed", iteration=iteration, error=str(error))
                 break
-            self._state.count += 1
+            state.count += 1
             first = facts["bad"][0]["text"] if facts["bad"] else "none of the saved numbers"
             self._event("incident", causes=facts["causes"], first=first, path=str(path))
-        self._state.last = at
+        state.last = at
 
     def _describe(self, record: Any) -> tuple[dict[str, Any], Any]:
         """The facts about one environment, and its arrays by name."""

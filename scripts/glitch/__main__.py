@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,21 +86,29 @@ GLITCHES = {glitch.name: glitch for glitch in _glitches()}
 
 def train(side: str, task: str, glitch: Glitch, rate: float, seeds: range) -> list[Row]:
     """Trains the seeds; a row is one seed, whose return is that of its last policy."""
-    about, value = TASKS[task], size(task, glitch)
+    value = size(task, glitch)
     fault = (f"fault.site={glitch.site}", f"fault.value={value}", f"fault.probability={rate}") if rate else ()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         given = (f"guards={side}", f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}")
-        command = [sys.executable, "-m", "rlstable.train", *about.overrides, *_QUIET, *fault, *given]
+        command = [sys.executable, "-m", "rlstable.train", *TASKS[task].overrides, *_QUIET, *fault, *given]
         done = watch(command, environment(PYTHONPATH=str(ROOT)), Path(folder), math.inf)
         folders = [run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds]
         if not all((own / "result.json").exists() for own in folders):
             raise ConfigError(f"{task} {side} {glitch.name}: exit code {done.code}, {done.last_line or 'no output'}")
-        ended = [json.loads((own / "result.json").read_text()) for own in folders]
-    return [
-        row(seed, end["last_return"], end["stop_reason"], task=task, side=side, glitch=glitch.name, rate=rate)
-        for seed, end in zip(seeds, ended, strict=True)
-    ]
+        about = {"task": task, "side": side, "glitch": glitch.name, "rate": rate}
+        return [of_run(own, seed, about) for seed, own in zip(seeds, folders, strict=True)]
+
+
+def of_run(folder: Path, seed: int, about: Row) -> Row:
+    """The row of a run; `acted` are the guards that tripped and the limiters that bounded a value, but for gradients.
+
+    All recipes here clip gradients, with every side.
+    """
+    end = json.loads((folder / "result.json").read_text())
+    counts = {name for row in results.read(folder / "metrics.jsonl") for name, value in row.items() if value}
+    acted = {name.split("/")[1] for name in counts if name.endswith(("/active", "/trips"))} - {"gradient_norm"}
+    return row(seed, end["last_return"], end["stop_reason"], **about, acted=sorted(acted))
 
 
 def train_brax(task: str, glitch: Glitch, rate: float, seeds: range) -> Iterator[Row]:
@@ -119,7 +127,7 @@ def size(task: str, glitch: Glitch) -> float:
     return glitch.value * (TASKS[task].usual if glitch.site == "reward" else 1.0)
 
 
-def row(seed: int, value: float | None, ending: str, **about: str | float) -> Row:
+def row(seed: int, value: float | None, ending: str, **about: Any) -> Row:
     finite = value is not None
     return {**about, "seed": seed, "return": value, "finite": finite, "finished": True, "ending": ending}
 
@@ -138,14 +146,15 @@ def shown(rows: Sequence[Row], task: str, side: str, glitch: str, rate: float) -
 
 def without_glitches(rows: Sequence[Row], task: str) -> list[str]:
     """The cells about returns without wrong numbers; empty unless both sides have the same seeds."""
-    off, default = (
-        [row["return"] for row in results.matching(rows, task=task, side=side, rate=0.0)] for side in ("off", "default")
-    )
+    sides = [results.matching(rows, task=task, side=side, rate=0.0) for side in ("off", "default")]
+    off, default = ([row["return"] for row in own] for own in sides)
     if not off or len(off) != len(default):
         return []
     apart = statistics.estimate(np.subtract(default, off))
     each = [f"{np.mean(own):,.4g} / {min(own):,.4g}" for own in (off, default)]
-    return [task, str(len(off)), *each, f"{apart.value:+,.3g} [{apart.low:+,.3g}, {apart.high:+,.3g}]"]
+    acted = {name for own in sides[1] for name in own.get("acted", ["not recorded"])}
+    difference = f"{apart.value:+,.3g} [{apart.low:+,.3g}, {apart.high:+,.3g}]"
+    return [task, str(len(off)), *each, difference, ", ".join(sorted(acted)) or "none"]
 
 
 def write_page(rows: Sequence[Row], path: Path) -> None:
@@ -160,7 +169,10 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
             lines += [f"### {task}: {about.text}", "", f"{seeds} seeds, `{' '.join(about.overrides)}`", ""]
             lines += [*pages.table(header, measured), ""]
     clean = [cells for task in TASKS if (cells := without_glitches(rows, task))]
-    header = ("task without wrong numbers", "seeds", "off, mean / least", "default, mean / least", "difference [95 %]")
+    header = (
+        "task without wrong numbers", "seeds", "off, mean / least", "default, mean / least", "difference [95 %]",
+        "guards and limiters that acted",
+    )  # fmt: skip
     lines += [*pages.table(header, clean), ""]
     pages.fill(path, {"glitches": "\n".join([*lines, pages.machine()])})
 

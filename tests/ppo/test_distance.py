@@ -7,14 +7,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import GUARDS_OFF, LIMITERS_OFF, assemble, compiled, experience, make_networks, mesh, placed, tiny_config
+from toys import (
+    GUARDS_OFF,
+    LIMITERS_OFF,
+    assemble,
+    compiled,
+    experience,
+    make_networks,
+    mesh,
+    placed,
+    settings_of,
+    tiny_config,
+)
 
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
 from rlstable.ppo import distance, normalizer, trust_region
 from rlstable.ppo.distance import ActionMoments, moments
 from rlstable.ppo.distributions import Normal, TanhNormal
-from rlstable.runner.setup import settings_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

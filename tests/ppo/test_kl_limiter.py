@@ -25,6 +25,7 @@ from toys import (
     mesh,
     minibatch_of,
     placed,
+    settings_of,
     tiny_config,
 )
 
@@ -40,7 +41,7 @@ from rlstable.ppo.gradient import preprocess_batch
 from rlstable.ppo.initial import init_state, init_tuning
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import Counters
-from rlstable.runner.setup import make_ppo, settings_of
+from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

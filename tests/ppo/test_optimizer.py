@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, experience, mesh, minibatch_of, tiny_config
+from toys import GUARDS_OFF, LIMITERS_OFF, PointMass, experience, mesh, minibatch_of, settings_of, tiny_config
 
 from rlstable.config.precision import LossScaleConfig
 from rlstable.device import sharding
@@ -20,7 +20,7 @@ from rlstable.ppo.initial import init_tuning
 from rlstable.ppo.optimizer import Optimizer, Rates, adapt_loss_scale, adapt_to_kl
 from rlstable.ppo.sgd import SGD, SGDCarry, SGDState
 from rlstable.ppo.state import Counters
-from rlstable.runner.setup import make_ppo, settings_of
+from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -449,7 +449,7 @@ def test_seeds_saved_with_different_memory_plans_take_the_smallest(tmp_path: Pat
     fleet = TrainingLoop(together(resume="auto"), tmp_path)
     fleet.seeds[1].take_plan(MemoryPlan(gradient_accumulation=2))
     fleet.seeds[2].take_plan(MemoryPlan(num_envs=4))
-    fleet._seeds._agree_on_program()
+    fleet._seeds.agree_on_program(fleet.seeds[1].level)
     assert {str(run.host.plan) for run in fleet.seeds.values()} == {"gradient_accumulation 2, num_envs 4"}
     assert {run.state.env_state.done.shape for run in fleet.seeds.values()} == {(4,)}
     assert len({run.programs.key(run.host) for run in fleet.seeds.values()}) == 1

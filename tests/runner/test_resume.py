@@ -193,10 +193,9 @@ def test_run_folder_that_a_process_does_not_see_is_one_line(tmp_path: Path, monk
     )
     monkeypatch.setattr("rlstable.runner.resume.hosts", second)
     config = tiny_config()
-    unused: Any = None
-    saving: Any = SimpleNamespace(config=config, host=None, programs=None)
-    with Checkpoints(tmp_path, config.checkpoint) as saving.checkpoints, pytest.raises(ConfigError) as caught:
-        resume(saving, unused, unused)
+    seed: Any = SimpleNamespace(config=config, host=None, programs=None, state=None)
+    with Checkpoints(tmp_path, config.checkpoint) as seed.checkpoints, pytest.raises(ConfigError) as caught:
+        resume(seed)
     assert str(caught.value) == (
         f"resume: process 1 does not find checkpoint 7 in {tmp_path / 'checkpoints'}, which process 0 reads; resume in "
         "a folder that all hosts share"

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import tiny_config
 
 from rlstable.runner.host_state import ROWS, HostState, Schedule
 
 
-def schedule(host: HostState, **sections: Any) -> Schedule:
-    return Schedule(tiny_config(**sections), host)
+def schedule(host: HostState, **numbers: int) -> Schedule:
+    usual = dict.fromkeys(field.name for field in dataclasses.fields(Schedule))
+    return Schedule(**usual | {"host": host, "total_steps": 100, "evaluations": 0} | numbers)
 
 
 def evaluates(total: int, evals: int, step: int, before: int) -> bool:
     """Whether an evaluation is due after the iteration of `step` steps that begins at `before`."""
-    config: Any = SimpleNamespace(
-        total_steps=total, eval=SimpleNamespace(num_evals=evals), env_steps_per_iteration=step
-    )
-    return Schedule(config, HostState(step=before)).evaluates_next
+    own = schedule(HostState(step=before), total_steps=total, evaluations=evals, iteration_steps=step)
+    return own.evaluates_next
 
 
 @given(total=st.integers(1, 10**6), evals=st.integers(0, 50), step=st.integers(1, 10**5))
@@ -48,7 +45,7 @@ def test_no_evaluation_is_due_beyond_the_end_of_the_run() -> None:
 )
 def test_num_resets_per_eval_spreads_resets_between_evaluations(evals: int, resets: int, due: list[int]) -> None:
     host = HostState()
-    own = schedule(host, total_steps=100, eval={"num_evals": evals}, ppo={"num_resets_per_eval": resets})
+    own = schedule(host, evaluations=evals, resets_per_evaluation=resets)
     found = []
     for host.step in range(10, 110, 10):
         found += [host.step] * own.resets(host.step - 10)
@@ -61,7 +58,7 @@ def test_num_resets_per_eval_spreads_resets_between_evaluations(evals: int, rese
 )
 def test_recordings_come_after_every_nth_evaluation(every: int, step: int, due: list[int]) -> None:
     host = HostState()
-    own = schedule(host, total_steps=100, eval={"num_evals": 4}, render={"every": every})
+    own = schedule(host, evaluations=4, recorded_every=every)
     found = []
     for host.step in range(step, 100 + step, step):
         found += [host.step] * own.records(host.step - step, host.step)
@@ -71,17 +68,17 @@ def test_recordings_come_after_every_nth_evaluation(every: int, step: int, due: 
 @pytest.mark.parametrize(("every", "used", "due"), [(5, True, [5, 10]), (5, False, []), (0, True, [])])
 def test_pool_is_refilled_at_intervals_if_it_was_drawn_from(every: int, used: bool, due: list[int]) -> None:
     hosts = [HostState(iteration=n, pool_used=used) for n in range(1, 13)]
-    assert [host.iteration for host in hosts if schedule(host, env={"reset_pool_refresh": every}).refills] == due
+    assert [host.iteration for host in hosts if schedule(host, refilled_every=every).refills] == due
 
 
 def test_rows_are_logged_at_intervals() -> None:
     hosts = [HostState(iteration=n) for n in range(1, 10)]
-    assert [host.iteration for host in hosts if schedule(host, logging={"log_every": 4}).logs] == [4, 8]
+    assert [host.iteration for host in hosts if schedule(host, logged_every=4).logs] == [4, 8]
 
 
 def test_interval_of_rows_doubles_in_long_runs() -> None:
     host, found = HostState(), []
-    own = schedule(host, logging={"log_every": 2})
+    own = schedule(host, logged_every=2)
     for host.iteration in range(1, 40 * ROWS):
         found += [host.iteration] * own.logs
     assert found[: ROWS + 2] == [*range(2, 2 * ROWS + 1, 2), 2 * ROWS + 4, 2 * ROWS + 8]

@@ -103,18 +103,13 @@ def test_damaged_incident_is_a_one_line_error(tmp_path: Path, damage: Any, messa
 # --- which incidents are saved
 
 
-def incidents(caught: IncidentState | None = None, **fields: Any) -> tuple[Incidents, IncidentState]:
-    own = IncidentState() if caught is None else caught
-    args = IncidentConfig(**fields), QuarantineConfig(), [], {}, own, lambda kind, **fields: None
-    return Incidents(Path("nowhere"), *args), own
-
-
 def test_one_incident_per_window_is_saved() -> None:
-    own, caught = incidents(window=10)
-    assert own.wanted(5) and not own.opens_after(5)
+    args = IncidentConfig(window=10), QuarantineConfig(), [], {}, lambda kind, **fields: None
+    own, caught = Incidents(Path("nowhere"), *args), IncidentState()
+    assert own.wanted(caught, 5) and not own.opens_after(caught, 5)
     caught.count, caught.last = 1, 5
-    assert [at for at in range(5, 30) if own.wanted(at)] == list(range(15, 30))
-    assert [at for at in range(5, 30) if own.opens_after(at)] == [14]
+    assert [at for at in range(5, 30) if own.wanted(caught, at)] == list(range(15, 30))
+    assert [at for at in range(5, 30) if own.opens_after(caught, at)] == [14]
 
 
 def test_incident_limits_are_off_when_the_quarantine_is_off() -> None:
@@ -134,10 +129,10 @@ def test_failure_to_save_an_incident_is_an_event(tmp_path: Path, monkeypatch: py
     events: list[tuple[str, Any]] = []
     caught = IncidentState()
     about = {"config": tiny_config().model_dump(mode="json")}
-    args = [], about, caught, lambda kind, **fields: events.append((kind, fields))
+    args = [], about, lambda kind, **fields: events.append((kind, fields))
     own = Incidents(tmp_path, IncidentConfig(), QuarantineConfig(), *args)
     monkeypatch.setattr(incident, "write", lambda *_: None)
-    own.write(incident.Slot(np.ones(1, bool), np.zeros(1, np.int32), Record()), 4, 6, {}, 8)
+    own.write(caught, incident.Slot(np.ones(1, bool), np.zeros(1, np.int32), Record()), 4, 6, {}, 8)
     assert [kind for kind, _ in events] == ["incident_failed"]
     assert caught == IncidentState(0, 6)  # the next attempt comes after the window
 
