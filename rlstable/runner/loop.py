@@ -170,8 +170,6 @@ class TrainingLoop:
         self._end(ended)
         if self._seeds.unfinished:
             self._compile(self._seeds.training)
-            # The first collective of gloo fails after 30 s, and one process may compile for longer than another.
-            hosts.gather("compiled", True)
             requested, _ = self._stop_request.agreed(float("-inf"))  # before or during the compilation
             if requested is not None:
                 self._end(dict.fromkeys(self._seeds.unfinished, requested))
@@ -182,11 +180,14 @@ class TrainingLoop:
         """Prints the header, compiles, and evaluates the policies of a new run if the configuration says so."""
         first = next(iter(training.values()))
         self._console.header(header(first, self.config.seeds, self.run_dir))
-        if hosts.is_writer() and any(seed.schedule.evaluates for seed in training.values()):
-            self.programs.evaluator(first.host).begin(list(self._seeds.policies(training).values()))
-        if hosts.is_writer() and self.config.checkpoint.enabled:
+        if any(seed.schedule.evaluates for seed in training.values()):
+            policies = list(self._seeds.policies(training).values())
+            hosts.from_writer("begun", lambda: self.programs.evaluator(first.host).begin(policies))
+        if self.config.checkpoint.enabled:
             store.preload()  # while the programs compile
         self._program(training)
+        # The first collective of gloo fails after 30 s, and one process may compile for longer than another.
+        hosts.gather("compiled", True)
         if self.config.eval.at_start and not any(seed.host.logged_iteration for seed in training.values()):
             for number, metrics in self._evaluate(training, training).items():
                 training[number].log.first_row(metrics)
@@ -209,10 +210,8 @@ class TrainingLoop:
         program = self._program(training)
         if any(seed.schedule.evaluates_next for seed in training.values()):
             # Compile before the iteration: a signal during compilation saves the present state.
-            if hosts.is_writer():
-                host = next(iter(training.values())).host
-                self.programs.evaluator(host).prepare(list(self._seeds.policies(training).values()))
-            hosts.gather("ready", True)  # a collective must not wait for a compilation
+            host, policies = next(iter(training.values())).host, list(self._seeds.policies(training).values())
+            hosts.from_writer("ready", lambda: self.programs.evaluator(host).prepare(policies))
         started = time.perf_counter()
         number, expected = max(seed.host.iteration for seed in training.values()) + 1, self._last_seconds or None
         reminder = self._console.working(f"iteration {number}", expected)
@@ -252,7 +251,7 @@ class TrainingLoop:
         evaluations = self._evaluate(training, due) if due else {}
         self._compare_suspects(training, evaluations)
         # Asked once for all seeds, so that all of them stop after the same iteration.
-        outdated = hosts.is_writer() and any(seed.saving.outdated for seed in training.values())
+        outdated = any(seed.saving.outdated for seed in training.values())
         requested, saves = self._stop_request.agreed(seconds, outdated)
         own_reasons = {
             number: self._finish_iteration_of(seed, metrics[number], evaluations.get(number, {}), requested, saves)

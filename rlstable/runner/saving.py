@@ -76,9 +76,9 @@ class Saving:
 
     @property
     def outdated(self) -> bool:
-        """Whether the last save, or the start of the run, is `checkpoint.every_minutes` ago."""
+        """Whether the last save, or the start of the run, is `checkpoint.every_minutes` ago; the writer decides."""
         when = self._when
-        if not when.enabled or when.every_minutes is None:
+        if not hosts.is_writer() or not when.enabled or when.every_minutes is None:
             return False
         return self._clock() - self._saved_at >= 60.0 * when.every_minutes
 
