@@ -15,7 +15,7 @@ from toys import assemble, compiled, placed, tiny_config
 
 from rlstable.envs.episodes import run_episodes
 from rlstable.envs.recurrent import with_memory
-from rlstable.policy.evaluator import make_policy
+from rlstable.policy.evaluator import acting
 from rlstable.policy.policy import choose_action
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import TrainState
@@ -67,6 +67,6 @@ def test_only_a_recurrent_policy_solves_a_task_that_hides_what_it_showed_before(
 ) -> None:
     """The best return is 1 with memory and 0 without memory."""
     ppo, state = train(Recall(), 120, guarded=True, recurrent=recurrent, unroll_length=8)
-    policy = make_policy(ppo.networks, state.params, state.normalizer, ppo.precision.matmul, True)
+    policy = acting(ppo.networks, ppo.precision.matmul, True)(state.params, state.normalizer)
     episodes = run_episodes(ppo.env, policy, jax.random.split(jax.random.PRNGKey(0), 64), jax.random.PRNGKey(1))  # type: ignore[arg-type]
     assert low <= float(episodes.metrics["reward"].mean()) <= high + 1e-6

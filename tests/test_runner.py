@@ -25,6 +25,7 @@ from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.programs import mesh_of
 from rlstable.runner.seeds import Result
 from rlstable.runner.setup import Program
+from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -266,6 +267,28 @@ def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -
     assert ("training/loss_scale" in row) == (network == "float16")
     program = str(runner.single.setup.ppo.networks.dtype)
     assert network in program
+
+
+def test_signal_while_the_first_seed_opens_ends_the_run_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread ends the run, while the constructor of the loop still compiles the program of resets."""
+    save_and_end, found = [], []
+
+    class Request(StopRequest):
+        def __init__(self, console: Any, save: Any, *args: Any):
+            save_and_end.append(save)
+            super().__init__(console, save, *args)
+
+    def first_state(*_: Any, **__: Any) -> None:
+        found.append(save_and_end[0](StopReason.preempted))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlstable.runner.loop.StopRequest", Request)
+    monkeypatch.setattr("rlstable.runner.setup.TrainingSetup.first_state", first_state)
+    with pytest.raises(KeyboardInterrupt):
+        TrainingLoop(quick(), tmp_path)
+    assert found == [StopReason.preempted]
 
 
 def test_failing_program_is_logged_and_raises_the_first_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ from rlstable.supervise import memory
 from rlstable.supervise.memory import OutOfMemory, is_out_of_memory
 
 Play = Callable[..., PyTree]
+Act = Callable[[Observation, jax.Array], jax.Array]  # from observations and a random key to actions `[B, A]`
 EvaluationMetrics = dict[str, float | None]
 
 
@@ -206,11 +207,11 @@ def make_evaluator(
     `single` is the environment, if the caller has loaded it. The other arguments are those of `Evaluator`.
     """
     env, precision = evaluation_env(config, single), level(config.precision)
+    policy = acting(networks, precision.matmul, config.eval.deterministic)
 
     def play(params: Params, statistics: Statistics, keys: jax.Array, key: jax.Array) -> Episodes:
-        policy = make_policy(networks, params, statistics, precision.matmul, config.eval.deterministic)
         with precision.narrow():
-            return run_episodes(env, policy, keys, jax.random.split(key)[0])
+            return run_episodes(env, policy(params, statistics), keys, jax.random.split(key)[0])
 
     compiler = compiler_of(config, make_mesh(1), env.env)
     own = config.supervise.memory
@@ -246,17 +247,18 @@ def require_same_observation(trained: Env, played: Env) -> None:
         )
 
 
-def make_policy(
-    networks: Networks, params: Params, statistics: Statistics, matmul: str, deterministic: bool
-) -> Callable[[Observation, jax.Array], jax.Array]:
-    """A function from observations and a random key to actions `[B, A]`, without a guard.
+def acting(networks: Networks, matmul: str, deterministic: bool) -> Callable[[Params, Statistics], Act]:
+    """A function from parameters and statistics to a policy, which has no guard.
 
     The actions of a recurrent policy are those for its own environment (`envs.recurrent`).
     """
 
-    def policy(obs: Observation, key: jax.Array) -> jax.Array:
-        selected, memory = networks.select(obs), networks.memory(obs)
-        chosen = choose_action(networks, matmul, params, statistics, selected, key, deterministic, memory)
-        return joined(chosen.action, chosen.memory)
+    def policy(params: Params, statistics: Statistics) -> Act:
+        def act(obs: Observation, key: jax.Array) -> jax.Array:
+            selected, memory = networks.select(obs), networks.memory(obs)
+            chosen = choose_action(networks, matmul, params, statistics, selected, key, deterministic, memory)
+            return joined(chosen.action, chosen.memory)
+
+        return act
 
     return policy

@@ -22,7 +22,7 @@ Which = Literal["best", "latest"] | int
 class SavedRun:
     """A run and one of its policies.
 
-    `config` has the precision level and the physics backend with which the policy was saved, and no injected fault.
+    `config` takes the precision level and the physics backend with which the policy was saved.
     """
 
     folder: Path
@@ -31,7 +31,6 @@ class SavedRun:
     trust: bool = False  # whether the user trusts the code that the folder names
 
     def __post_init__(self) -> None:
-        """Takes the precision level and the backend that the policy's checkpoint names."""
         host, env = self.policy.host, self.config.env
         if env.backend == "auto" and host.get("backend"):
             env = env.model_copy(update={"backend": host["backend"]})

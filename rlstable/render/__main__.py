@@ -94,15 +94,12 @@ def draw_random(words: Sequence[str]) -> list[dict[str, Any]]:
     """Draws episodes of random actions in the environment that the overrides among the words choose, like `draw`."""
     own = [word for word in words if _key(word) in RandomOptions.model_fields]
     options = command.options(RandomOptions, own)
-    overrides = [word for word in words if word not in own]
-    from rlstable.cli.compose import compose
-
-    name = compose(overrides).env.name
     _require_ffmpeg(options)
     from rlstable.render.recording import record_random
 
     command.note(f"playing {options.episodes:,} episodes of random actions; compilation takes a while")
-    recorded = record_random(overrides, options.episodes, options.seed)
+    overrides = [word for word in words if word not in own]
+    name, recorded = record_random(overrides, options.episodes, options.seed)
     return _write(recorded, options.out or Path("runs", "random", name.replace(":", ".")), options)
 
 

@@ -6,7 +6,7 @@ import functools
 
 from rlstable.device.precision import Level
 from rlstable.io.files import subfolder, write_atomically
-from rlstable.policy.evaluator import evaluation_env
+from rlstable.policy.evaluator import acting, evaluation_env
 from rlstable.render.page import page
 from rlstable.render.recording import EpisodeRecorder, steps_of
 from rlstable.runner.listener import Listener
@@ -38,6 +38,7 @@ class EpisodePages(Listener):
             steps = min(steps_of(env, config.render.seconds, config.env.action_repeat), config.env.episode_length)
             config = config.model_copy(update={"env": config.env.model_copy(update={"episode_length": steps})})
             batched, about = functools.partial(evaluation_env, config), (config.env.name, seed.setup.loaded.backend)
-            args = seed.setup.ppo.networks, seed.setup.precision, config.eval.deterministic, about, 1
-            self._recorders[seed.level] = EpisodeRecorder(env, batched, *args, seed.programs.compiling)
+            act = acting(seed.setup.ppo.networks, seed.setup.precision.matmul, config.eval.deterministic)
+            args = act, seed.setup.precision, about, 1, seed.programs.compiling
+            self._recorders[seed.level] = EpisodeRecorder(env, batched, *args)
         return self._recorders[seed.level]

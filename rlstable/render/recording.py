@@ -25,10 +25,9 @@ from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.vector import VectorEnv
 from rlstable.envs.wrapper import EnvWrapper
 from rlstable.guards.env import physics
-from rlstable.policy.evaluator import evaluation_env, make_policy, valid_episodes
+from rlstable.policy.evaluator import Act, acting, evaluation_env, valid_episodes
 from rlstable.policy.playback import load_policy_environment
 from rlstable.policy.saved_run import SavedRun
-from rlstable.ppo.networks import Networks
 from rlstable.ppo.normalizer import Statistics
 from rlstable.render.episode import RecordedEpisodes, Recording
 from rlstable.supervise.memory import is_out_of_memory
@@ -37,17 +36,16 @@ from rlstable.supervise.memory import is_out_of_memory
 class EpisodeRecorder:
     """Plays and records episodes of policies; a `ConfigError` if the environment has no MuJoCo model to draw.
 
-    `batched` makes many copies of `env`, and `about` are its name and its backend. Without networks the actions are
-    random, uniform from -1 to 1.
+    `batched` makes many copies of `env`, `act` makes a policy of parameters and statistics, and `about` are the
+    environment's name and backend. Without `act` the actions are random, uniform from -1 to 1.
     """
 
     def __init__(
         self,
         env: Env,
         batched: Callable[[Env], VectorEnv],
-        networks: Networks | None,
+        act: Callable[[Params, Statistics], Act] | None,
         precision: Precision,
-        deterministic: bool,
         about: tuple[str, str | None],
         episodes: int,
         compiling: Compiling = lambda name: contextlib.nullcontext(),
@@ -57,13 +55,15 @@ class EpisodeRecorder:
             raise ConfigError(f"run: {self._name} has no MuJoCo model to draw; choose a run with a MuJoCo environment")
         self._model, self._compiling = model, compiling
         self._title = self._name if backend is None else f"{self._name}, {backend}"
-        self._actions = "step {:,}" if networks is not None else "random actions"
+        self._actions = "step {:,}" if act is not None else "random actions"
         self._precision = precision
         self._compiler = Compiler(self._precision)
         self._compiled: Any = None
-        robot: Any = getattr(env, "unwrapped", env)
+        robot: Any = env
+        while isinstance(robot, EnvWrapper):
+            robot = robot.env
         self._motion = None
-        if hasattr(robot, "on_course") and robot.velocities is not None:
+        if hasattr(type(robot), "on_course") and robot.velocities is not None:
             env, self._motion = _on_course(env), robot.motion
         vector = batched(env)
         self._action_repeat, self._seconds = vector.action_repeat, seconds_per_step(env, model) * vector.action_repeat
@@ -71,10 +71,7 @@ class EpisodeRecorder:
         def play(params: Params, statistics: Statistics, key: jax.Array) -> tuple[Episodes, PyTree]:
             key_policy, key_resets = jax.random.split(key)
             with self._precision.narrow():
-                policy = _random_policy(env.action_size)
-                if networks is not None:
-                    matmul = self._precision.matmul
-                    policy = make_policy(networks, params, statistics, matmul, deterministic)
+                policy = _random_policy(env.action_size) if act is None else act(params, statistics)
                 return watch_episodes(vector, policy, jax.random.split(key_resets, episodes), key_policy, self._watched)
 
         self._play = jax.jit(play)
@@ -122,8 +119,9 @@ def record(
     """
     config, loaded = load_policy_environment(run, episodes, deterministic, backend)
     batched, about = functools.partial(evaluation_env, config), (config.env.name, loaded.backend)
-    args = run.policy.networks, level(config.precision), deterministic, about, episodes
-    recorder = EpisodeRecorder(loaded.env, batched, *args)
+    precision = level(config.precision)
+    act = acting(run.policy.networks, precision.matmul, deterministic)
+    recorder = EpisodeRecorder(loaded.env, batched, act, precision, about, episodes)
     try:
         return recorder.record(run.policy.params, run.policy.statistics, jax.random.PRNGKey(seed), run.step)
     except jax.errors.JaxRuntimeError as error:
@@ -134,17 +132,17 @@ def record(
         ) from error
 
 
-def record_random(words: Sequence[str], episodes: int, seed: int = 0) -> RecordedEpisodes:
-    """Records episodes of random actions in the environment that overrides choose, as `record` does."""
+def record_random(words: Sequence[str], episodes: int, seed: int = 0) -> tuple[str, RecordedEpisodes]:
+    """Records random actions in the environment that overrides choose, as `record` does; returns its name, too."""
     config = compose(words)
     check_flags()
     disable_async_dispatch()  # native physics needs the flag
     enable_program_cache(config.compile_cache)
     loaded = load(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
     batched, about = functools.partial(evaluation_env, config), (config.env.name, loaded.backend)
-    recorder = EpisodeRecorder(loaded.env, batched, None, level(config.precision), True, about, episodes)
+    recorder = EpisodeRecorder(loaded.env, batched, None, level(config.precision), about, episodes)
     nothing: PyTree = {}
-    return recorder.record(nothing, nothing, jax.random.PRNGKey(seed), 0)
+    return config.env.name, recorder.record(nothing, nothing, jax.random.PRNGKey(seed), 0)
 
 
 def best_median_worst(episodes: Episodes) -> dict[str, int]:

@@ -22,7 +22,7 @@ from rlstable.envs.objects import Environments
 from rlstable.io import store
 from rlstable.io.console import Console
 from rlstable.io.run_folder import default_run_dir, forget_result
-from rlstable.policy.evaluator import EvaluationMetrics
+from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
 from rlstable.ppo.guards import MoreGuards
 from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import final_stop_reason, finish_iteration, record_iteration, roll_back_to_plan
@@ -34,7 +34,7 @@ from rlstable.runner.log import Callback
 from rlstable.runner.opening import Opening
 from rlstable.runner.programs import Programs, mesh_of, require_same_run
 from rlstable.runner.seed import Seed
-from rlstable.runner.seeds import Result
+from rlstable.runner.seeds import Result, Seeds
 from rlstable.runner.setup import Program
 from rlstable.runner.stopping import StopRequest
 from rlstable.runner.summary import header
@@ -103,13 +103,14 @@ class TrainingLoop:
         self._listeners = Listeners(own, self._console, lambda kind, **fields: self.programs.event(kind, **fields))
         self._last_seconds = 0.0
         self._advice: str | None = None
+        listening = self.run_dir, callback, self._console, self._listeners
+        self._seeds = Seeds(config.each_seed, config.env_steps_per_iteration, config.env.has_name, *listening)
         teacher = load_teacher(config.ppo.teacher, config.resume, self.run_dir)
         self.programs = Programs(config, mesh, more_guards or {}, self._stop_request.compiling, environments, teacher)
         if self.programs.device_count < mesh.size:
             used = f"{self.programs.device_count} of {mesh.size} devices train"
             self._console.message(f"{used}, as many as divide {config.seeds} seeds")
-        listening = callback, self._console, self._listeners
-        self._seeds = Opening(config, self.run_dir, self.programs, *listening).seeds()
+        Opening(config, self.programs, *listening).open(self._seeds)
         self._listeners.opened(self.run_dir, self.seeds)
 
     @property
@@ -170,6 +171,8 @@ class TrainingLoop:
         self._end(ended)
         if self._seeds.unfinished:
             self._compile(self._seeds.training)
+            # The first collective of gloo fails after 30 s, and one process may compile for longer than another.
+            hosts.gather("compiled", True)
             requested, _ = self._stop_request.agreed(float("-inf"))  # before or during the compilation
             if requested is not None:
                 self._end(dict.fromkeys(self._seeds.unfinished, requested))
@@ -181,17 +184,20 @@ class TrainingLoop:
         first = next(iter(training.values()))
         self._console.header(header(first, self.config.seeds, self.run_dir))
         if any(seed.schedule.evaluates for seed in training.values()):
-            policies = list(self._seeds.policies(training).values())
-            hosts.from_writer("begun", lambda: self.programs.evaluator(first.host).begin(policies))
+            hosts.from_writer("begun", lambda: self._evaluator(training).begin(self._policies(training)))
         if self.config.checkpoint.enabled:
             store.preload()  # while the programs compile
         self._program(training)
-        # The first collective of gloo fails after 30 s, and one process may compile for longer than another.
-        hosts.gather("compiled", True)
         if self.config.eval.at_start and not any(seed.host.logged_iteration for seed in training.values()):
             for number, metrics in self._evaluate(training, training).items():
                 training[number].log.first_row(metrics)
             self._seeds.show_rows()
+
+    def _evaluator(self, training: dict[int, Seed]) -> Evaluator:
+        return self.programs.evaluator(next(iter(training.values())).host)
+
+    def _policies(self, training: dict[int, Seed]) -> list[PolicySnapshot]:
+        return list(self._seeds.policies(training).values())
 
     def _program(self, training: dict[int, Seed]) -> Program:
         """The program of the next iteration. Until it fits, all seeds take smaller memory plans.
@@ -210,8 +216,7 @@ class TrainingLoop:
         program = self._program(training)
         if any(seed.schedule.evaluates_next for seed in training.values()):
             # Compile before the iteration: a signal during compilation saves the present state.
-            host, policies = next(iter(training.values())).host, list(self._seeds.policies(training).values())
-            hosts.from_writer("ready", lambda: self.programs.evaluator(host).prepare(policies))
+            hosts.from_writer("ready", lambda: self._evaluator(training).prepare(self._policies(training)))
         started = time.perf_counter()
         number, expected = max(seed.host.iteration for seed in training.values()) + 1, self._last_seconds or None
         reminder = self._console.working(f"iteration {number}", expected)
@@ -290,11 +295,9 @@ class TrainingLoop:
 
         If the evaluation does not fit, raises `OutOfMemory` after every good state is saved.
         """
-        evaluator = self.programs.evaluator(next(iter(training.values())).host)
-        policies = self._seeds.policies(training)
         try:
             with self._console.working("evaluating the policy"):
-                metrics = evaluate(evaluator, policies)
+                metrics = evaluate(self._evaluator(training), self._seeds.policies(training))
         except OutOfMemory:
             for seed in training.values():
                 seed.saving.save_if_good(seed.state)  # the run ends with everything that it has learned

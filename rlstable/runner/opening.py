@@ -54,32 +54,27 @@ class Opening:
     """
 
     config: Config
-    run_dir: Path
     programs: Programs  # of all seeds
+    run_dir: Path
     callback: Callback | None
     console: Console
     listeners: Listeners
 
-    def seeds(self) -> Seeds:
-        """The unfinished seeds; a `ConfigError` if they cannot be trained together, or as for `seed`."""
+    def open(self, seeds: Seeds) -> None:
+        """Opens the unfinished seeds; a `ConfigError` if they cannot be trained together, or as for `seed`."""
         config = self.config
-        seeds = Seeds(
-            config.each_seed, config.env_steps_per_iteration, config.env.has_name, self.run_dir, self.callback,
-            self.console, self.listeners,
-        )  # fmt: skip
+        if config.seeds == 1:
+            seeds.opened[config.seed] = self.seed()
+            return
         try:
-            if config.seeds == 1:
-                seeds.opened[config.seed] = self.seed()
-            else:
-                self._open_each(seeds)
-                seeds.agree_on_program(Level(config.precision.matmul, config.precision.network))
+            self._open_each(seeds)
+            seeds.agree_on_program(Level(config.precision.matmul, config.precision.network))
         except BaseException:
             seeds.close()
             for folder in seed_folders(self.run_dir):
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # only empty folders
             raise
-        return seeds
 
     def seed(self) -> Seed:
         """Opens the folder of a seed; makes its first state or resumes the saved one. A `ConfigError` if it cannot."""
@@ -172,9 +167,9 @@ class Opening:
                     seeds.fields[number] = fields
                     seeds.results[number] = Result(reason, folder, fields["step"], {}, [], policy_return=value)
                 else:
-                    own = config.of_seed(number, group), folder, self.programs
                     callback, console = functools.partial(seeds.take_row, number), SeedConsole(self.console, number)
-                    seeds.opened[number] = Opening(*own, callback, console, self.listeners).seed()
+                    args = self.programs, folder, callback, console, self.listeners
+                    seeds.opened[number] = Opening(config.of_seed(number, group), *args).seed()
             write_config(run_dir, config.model_dump(mode="json"))
         if any(has_shared(seed.state.env_state) for seed in seeds.opened.values()):
             raise ConfigError(

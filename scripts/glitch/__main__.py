@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlstable.cli.compose import compose
+from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import ConfigError
 from rlstable.envs.load import load_env
 from rlstable.policy import statistics
@@ -40,6 +41,7 @@ class Task(NamedTuple):
     text: str  # for the page
     overrides: tuple[str, ...]
     usual: float  # reward of a good step
+    of_brax: bool = True  # whether its states have what Brax's PPO needs
 
 
 def _point(kwargs: str) -> tuple[str, ...]:
@@ -61,6 +63,7 @@ TASKS = {
         "a robot's file",
         ("env=robot_velocity", "env.xml=tests/robot/models/quadruped.xml", "total_steps=1000000"),
         0.1,
+        of_brax=False,
     ),
 }
 
@@ -112,13 +115,15 @@ def of_run(folder: Path, seed: int, about: Row) -> Row:
 
 
 def train_brax(task: str, glitch: Glitch, rate: float, seeds: range) -> Iterator[Row]:
-    """Trains the seeds with Brax's PPO, whose learning rate stays constant; a row is as for `train`."""
+    """Trains the seeds with Brax's PPO, whose learning rate stays constant."""
     config = compose([*TASKS[task].overrides, *_QUIET, "ppo.learning_rate_schedule=constant"])
     env, length = load_env(config.env), config.env.episode_length
     for seed in seeds:
         fault = brax_rival.Fault(glitch.site if rate else "none", size(task, glitch), rate)
         faulty = brax_rival.FaultyBraxEnv(env, fault, seed)
         error, make_policy, params = brax_rival.train(faulty, env, brax_settings(config, seed))
+        if params is None and not rate:
+            raise ConfigError(f"{task} brax: {error}")
         value = None if params is None else brax_rival.make_evaluation(env, make_policy, length=length)(params)
         yield row(seed, value, error or "completed", task=task, side="brax", glitch=glitch.name, rate=rate)
 
@@ -183,16 +188,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=4, help="seeds per cell; default: 4")
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
+    disable_async_dispatch()  # Brax's PPO trains in this process, on C MuJoCo
     wanted = [GLITCHES[name] for name in dict.fromkeys(["none", *(asked.glitch or GLITCHES)])]
     for task in () if asked.page else asked.only or TASKS:
         for glitch in wanted:
             for rate in (0.0,) if glitch.name == "none" else asked.rate or RATES:
-                for side in asked.side or SIDES:
+                for side in asked.side or [side for side in SIDES if side != "brax" or TASKS[task].of_brax]:
                     about = {"task": task, "side": side, "glitch": glitch.name, "rate": rate}
                     seeds = range(len(results.matching(results.read(asked.out), **about)), asked.seeds)
                     if seeds:
                         own = (task, glitch, rate, seeds)
-                        results.add(asked.out, train_brax(*own) if side == "brax" else train(side, *own))
+                        for rows in ([one] for one in train_brax(*own)) if side == "brax" else [train(side, *own)]:
+                            results.add(asked.out, rows)
                     returns = [row["return"] for row in results.matching(results.read(asked.out), **about)]
                     print(*about.values(), [value and round(value, 1) for value in returns], flush=True)
     write_page(results.read(asked.out), asked.out.parent / "survival.md")

@@ -307,7 +307,7 @@ def test_robot_is_drawn_with_random_actions_before_any_training(here: Path, caps
 
 def test_velocity_task_is_recorded_with_commands_and_velocities_on_its_course() -> None:
     words = ["env=robot_velocity", f"env.xml={ARM.with_name('quadruped.xml')}", *SIZES]
-    recorded = record_random(words, 2)
+    _, recorded = record_random(words, 2)
     for one in recorded.recordings:
         assert one.motion is not None and one.motion.shape == (2, len(one.positions), 3)
         assert not one.motion[0].any() and one.motion[1, 1:].any()  # two seconds of standing come first
@@ -318,7 +318,7 @@ def test_velocity_task_is_recorded_with_commands_and_velocities_on_its_course() 
 
 
 def test_seed_decides_the_random_actions() -> None:
-    first, same, other = (record_random(WORDS, 1, seed).recordings[0].positions for seed in (1, 1, 2))
+    first, same, other = (record_random(WORDS, 1, seed)[1].recordings[0].positions for seed in (1, 1, 2))
     assert (first == same).all()
     assert not (first == other).all()
 
