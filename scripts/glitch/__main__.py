@@ -157,7 +157,7 @@ def without_glitches(rows: Sequence[Row], task: str) -> list[str]:
         return []
     apart = statistics.estimate(np.subtract(default, off))
     each = [f"{np.mean(own):,.4g} / {min(own):,.4g}" for own in (off, default)]
-    acted = {name for own in sides[1] for name in own.get("acted", ["not recorded"])}
+    acted = {name for own in sides[1] for name in own.get("acted", ())}
     difference = f"{apart.value:+,.3g} [{apart.low:+,.3g}, {apart.high:+,.3g}]"
     return [task, str(len(off)), *each, difference, ", ".join(sorted(acted)) or "none"]
 
