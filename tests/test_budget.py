@@ -26,7 +26,7 @@ BUDGETS = {"core": 6694, "run": 14_569, "apps": 11_514}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 15
 OTHERS = {"scripts": 4155, "tests": 31_169}
-DOCS = 4826  # lines of Markdown
+DOCS = 4827  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:
