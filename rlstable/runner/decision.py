@@ -120,7 +120,7 @@ class ReturnCheck:
 
     @property
     def _watch(self) -> ReturnWatch:
-        # Made anew, because a resume replaces `host.watch`.
+        # A resume replaces `host.watch`, so the state is not kept here.
         return ReturnWatch(self._guard.tolerance, self._guard.episodes, self._host.watch)
 
     def train(self, metrics: Metrics) -> None:

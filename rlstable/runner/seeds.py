@@ -13,9 +13,7 @@ from typing import Any
 from rlstable.device import sharding
 from rlstable.device.precision import Level
 from rlstable.io.console import Console
-from rlstable.io.run_folder import (
-    best_seed,
-)
+from rlstable.io.run_folder import best_seed
 from rlstable.policy import Policy, load_policy
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.state import Metrics, TrainState
