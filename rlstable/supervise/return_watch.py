@@ -9,6 +9,9 @@ suspicion is then at least `1 / FALSE_ALARM`. Because the noise is estimated, th
 is `_DEVIATIONS` of the noise below the best level, so healthy returns stay above the bound. One look adds at most a
 quarter of the evidence for a suspicion, so a single bad evaluation causes none.
 
+The noise needs a dozen looks, so a peak before them has no bound. Two evaluations in a row that have lost more than the
+tolerance are therefore a suspicion as well.
+
 A suspicion only causes a comparison (`is_worse`) of the policy with the best policy in the same fresh episodes.
 Exploration noise, or a task that becomes harder, affects both policies and causes no collapse. All decisions depend on
 looks, never on the clock, so a resumed run makes the same decisions.
@@ -38,6 +41,7 @@ _FALSE_HANDOVER = 0.05  # the same at the end of a run, where a mistake only rep
 _FEWEST_PAIRS = 4
 _ABORTED = 0.1  # share of episodes; a policy that finishes fewer has collapsed
 _FEWEST_EVALUATIONS = 3  # evaluations needed for a comparison with the last evaluation of a run
+_FALLEN = 2  # evaluations in a row that have lost more than the tolerance
 
 
 @dataclasses.dataclass
@@ -151,6 +155,7 @@ class WatchState:
     total: float = 0.0  # returns of the episodes in the next look
     episodes: int = 0  # in the next look
     best_evaluation: float | None = None  # of the best state, measured again at a refuted suspicion
+    fallen: int = 0  # evaluations in a row that have lost more than the tolerance
     collapses: int = 0  # confirmed
 
     @classmethod
@@ -189,14 +194,19 @@ class ReturnWatch:
         state = self.state
         state.evaluation.look(mean_return, self.tolerance)
         if state.best_evaluation is not None and mean_return <= state.best_evaluation:
+            lower = state.evaluation.start, state.training.start, *sorted(state.evaluation.recent)
+            gain = gained(state.best_evaluation, *lower)
+            bound = state.best_evaluation - self.tolerance * gain - _NOISE_SHARE * abs(state.best_evaluation)
+            state.fallen = state.fallen + 1 if mean_return < bound else 0
             return False
-        state.best_evaluation = mean_return
+        state.best_evaluation, state.fallen = mean_return, 0
         return True
 
     @property
     def suspects(self) -> bool:
         """Whether to compare the policy with the best policy."""
-        return max(self.state.training.evidence, self.state.evaluation.evidence) >= SUSPICION
+        state = self.state
+        return state.fallen >= _FALLEN or max(state.training.evidence, state.evaluation.evidence) >= SUSPICION
 
     def ends_below(self, last: float | None) -> bool:
         """Whether the last evaluation of a run is so low that the policy must be compared with the best policy.
@@ -258,14 +268,15 @@ class ReturnWatch:
         state.total, state.episodes = 0.0, 0
         state.training.restart()
         state.evaluation.restart()
+        self.reset_test()
 
     def refute(self, best: np.ndarray, now: np.ndarray) -> None:
         """Records a refuted suspicion: the policy is nearly as good as the best policy, so the level is lowered.
 
         If the policy is credibly worse within the tolerance, the level stays; small falls must not add up.
         """
+        self.reset_test()
         if self._falls(best, now):
-            self.reset_test()
             return
         self.state.best_evaluation = float(np.nanmean(best)) if np.isfinite(best).any() else None
         for track in (self.state.training, self.state.evaluation):
@@ -273,5 +284,6 @@ class ReturnWatch:
                 track.lower()
 
     def reset_test(self) -> None:
-        """Restarts the test at the same level, after an unclear comparison."""
+        """Restarts the test at the same level, after a comparison."""
         self.state.training.evidence = self.state.evaluation.evidence = 0.0
+        self.state.fallen = 0

@@ -65,6 +65,10 @@ TASKS = {
         0.1,
         of_brax=False,
     ),
+    **{
+        name: Task(name, ("env=playground", f"env.name={name}", f"total_steps={steps}"), 1.0, of_brax=False)
+        for name, steps in (("CartpoleSwingupSparse", 2000000), ("BallInCup", 1000000), ("AcrobotSwingupSparse", 2000000))
+    },
 }
 
 
