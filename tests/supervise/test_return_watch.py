@@ -217,6 +217,26 @@ def test_training_does_not_replace_an_evaluated_best_state(evaluated: bool) -> N
     assert looks[-1] is not evaluated  # however good training is
 
 
+def test_two_low_evaluations_in_a_row_after_an_early_peak_are_suspected() -> None:
+    """A dozen looks for the noise come too late for a policy that was best at its first evaluation."""
+    own = watch(tolerance=0.5, start=60.0)  # of training, where an untrained policy may return more
+    found = [(own.evaluate(value), own.suspects) for value in (74.0, 39.0, 70.0, 39.0, 7.0)]
+    assert found == [(True, False), *[(False, False)] * 3, (False, True)]
+    own.reset_test()
+    found = [(own.evaluate(value), own.suspects) for value in (6.0, 90.0, 7.0, 6.0)]
+    assert found == [(False, False), (True, False), (False, False), (False, True)]
+    own.confirm()
+    assert not own.suspects
+
+
+@pytest.mark.parametrize("start", [6.0, 99.0])
+def test_evaluations_that_scatter_by_a_hundredth_after_an_early_peak_are_not_suspected(start: float) -> None:
+    own = watch(tolerance=0.5, start=start)
+    for value in 98.0 + np.random.default_rng(0).normal(scale=0.5, size=1000):
+        own.evaluate(float(value))
+        assert not own.suspects
+
+
 def test_early_peak_before_any_level_is_compared_at_the_end() -> None:
     """A policy that was best at its first evaluation, and was lost before the level of five looks was known."""
     own = watch()
