@@ -28,7 +28,7 @@ from rlstable.config import ConfigError, recipes
 from rlstable.config.defaults import config_dir
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import read_result, require_own, write_overrides, write_result
-from rlstable.report.sweep_summary import SweepSummary, job_of_jobs
+from rlstable.report.sweep_summary import SweepSummary
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -110,7 +110,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     writes = False
     try:
         if in_sweep:
-            print(f"rlstable: {job_of_jobs(options.job.num)}: {' '.join(overrides)}", flush=True)
+            print(f"rlstable: job {options.job.num}: {' '.join(overrides)}", flush=True)
             require_own(run_dir)
             write_overrides(run_dir, overrides)
             writes = True

@@ -5,13 +5,10 @@ Hydra imports this module for every run, so NumPy and rich are imported only at 
 
 from __future__ import annotations
 
-import math
-import os
 import sys
 from pathlib import Path
 from typing import ClassVar
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -20,25 +17,11 @@ from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import read_result
 from rlstable.supervise.stop_reasons import StopReason, command
 
-_JOBS = "RLSTABLE_SWEEP_JOBS"  # launchers start processes, which inherit the environment
-
 
 class SweepSummary(Callback):
     """Prints one table at the end of a sweep. Reads the jobs' `result.json`, so that it works with every launcher."""
 
     exit_codes: ClassVar[list[int]] = []  # of the last sweep's jobs, which may have run in other processes
-
-    def on_multirun_start(self, config: DictConfig, **_: object) -> None:
-        """Counts the jobs, for the lines of those that run on this machine."""
-        sweeper = config.hydra.sweeper
-        words = [
-            *(f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()),
-            *config.hydra.overrides.task,
-        ]
-        # A typed key replaces a configured one.
-        given = {one.key_or_group: one for one in OverridesParser.create().parse_overrides(words)}.values()
-        counts = [sum(1 for _ in one.sweep_string_iterator()) for one in given if one.is_discrete_sweep()]
-        os.environ[_JOBS] = str(sweeper.get("n_trials") or math.prod(counts))
 
     def on_multirun_end(self, config: DictConfig, **_: object) -> None:
         from rich.console import Console
@@ -65,12 +48,6 @@ class SweepSummary(Callback):
         console.print(table)
         for line in (*_best(sweep_dir), *_page(sweep_dir)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def job_of_jobs(number: int) -> str:
-    """The number of a job, from 0 as its folder, and which of how many it is, if that is known."""
-    count = int(os.environ.get(_JOBS, 0))
-    return f"job {number} ({number + 1} of {count})" if count else f"job {number}"
 
 
 def _best(sweep_dir: Path) -> list[str]:

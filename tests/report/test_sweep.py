@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,7 +14,7 @@ from rlstable.cli.compose import compose
 from rlstable.io.run_folder import write_overrides
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.sweep import Job, Setting, read_sweep, settings_of, varied_keys
-from rlstable.report.sweep_summary import SweepSummary, job_of_jobs
+from rlstable.report.sweep_summary import SweepSummary
 
 RATES = ("1e-4", "1e-3", "1e-2")
 
@@ -150,23 +149,3 @@ def test_sweep_summary_names_no_best_setting_if_a_run_was_interrupted(
     add_result(tmp_path / "1", ["a=2"], 7.0, "interrupted")
     said = summary_of(tmp_path, capsys)
     assert "No setting is the best: 1 of 2 runs have not run to their end." in said and "train it" not in said
-
-
-@pytest.mark.parametrize(
-    ("words", "sweeper", "shown"),
-    [
-        (["env=ant", "seed=0,1", "ppo.learning_rate=1e-3,3e-4,1e-4"], {}, "job 2 (3 of 6)"),
-        (["seed=range(0,4)"], {}, "job 2 (3 of 4)"),
-        (["seed=0,1"], {"params": {"seed": "0,1,2,3", "ppo.gae": "a,b"}}, "job 2 (3 of 4)"),
-        (["ppo.learning_rate=interval(1e-5,1e-3)", "ppo.gae=choice(a,b)"], {"n_trials": 20}, "job 2 (3 of 20)"),
-    ],
-)
-def test_job_of_a_sweep_says_which_of_how_many_it_is(
-    words: list[str], sweeper: dict[str, Any], shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RLSTABLE_SWEEP_JOBS", raising=False)
-    assert job_of_jobs(2) == "job 2"  # started by a launcher on another machine
-    config = OmegaConf.create({"hydra": {"overrides": {"task": words}, "sweeper": sweeper}})
-    SweepSummary().on_multirun_start(config)
-    assert job_of_jobs(2) == shown
-    monkeypatch.delenv("RLSTABLE_SWEEP_JOBS")
