@@ -564,9 +564,7 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
         raise Refused(f"--video: there is no folder {path.absolute().parent}")
     camera, drawn = mujoco.MjvCamera(), 0
     size, font = _follow(camera, loop), ImageFont.load_default(16)
-    loop.model.stat.extent, loop.model.vis.map.znear, loop.model.vis.map.zfar = size, 0.02, 100.0
-    loop.model.vis.map.shadowclip, headlight = 3.0, loop.model.vis.headlight
-    headlight.ambient[:], headlight.diffuse[:], headlight.specular[:] = _LIGHT
+    set_light(loop.model, size)
     loop.model.geom_group[_floors(loop.model)] = mujoco.mjNGROUP - 1  # hidden
     writer = imageio_ffmpeg.write_frames(str(path), (_WIDTH, _HEIGHT), fps=_FRAMES_PER_SECOND, macro_block_size=2)
     writer.send(None)
@@ -578,10 +576,10 @@ def film(path: Path, loop: Loop) -> Iterator[Callable[[], None]]:
                 renderer.update_scene(loop.data, camera)
                 ground = loop.data.xpos[loop.root] - [0, 0, loop.height]
                 if loop.heights is None:
-                    _add_surroundings(renderer.scene, ground, size)
-                    _add_grid(renderer.scene, ground, size / 3)
+                    add_surroundings(renderer.scene, ground, size)
+                    add_grid(renderer.scene, ground, size / 3)
                 else:
-                    _add_surroundings(renderer.scene, ground - [0, 0, 2 * _DEEP], size)
+                    add_surroundings(renderer.scene, ground - [0, 0, 2 * _DEEP], size)
                     _add_ground(renderer.scene, ground, *loop.heights)
                 image = Image.fromarray(renderer.render())
                 text = f"{loop.data.time:.1f} s{_asked(loop)}"
@@ -616,7 +614,14 @@ def _asked(loop: Loop) -> str:
     return "" if where is None else f"   command {_short(loop.command[where])}   velocity {_short(loop.velocity)}"
 
 
-def _add_surroundings(scene: mujoco.MjvScene, ground: np.ndarray, size: float) -> None:
+def set_light(model: mujoco.MjModel, size: float) -> None:
+    """Sets light and depths of a film for a robot of this size."""
+    depths, headlight = model.vis.map, model.vis.headlight
+    model.stat.extent, depths.znear, depths.zfar, depths.shadowclip = size, 0.02, 100.0, 3.0
+    headlight.ambient[:], headlight.diffuse[:], headlight.specular[:] = _LIGHT
+
+
+def add_surroundings(scene: mujoco.MjvScene, ground: np.ndarray, size: float) -> None:
     """A floor, a wall behind everything and a sun, as a model's sky may be black and its lights may blind."""
     camera, far = scene.camera[0], 30 * size
     ahead, up = np.array(camera.forward, float), np.array(camera.up, float)
@@ -653,10 +658,10 @@ def _add_ground(
             scene.ngeom += 1
 
 
-def _add_grid(scene: mujoco.MjvScene, at: np.ndarray, cell: float) -> None:
+def add_grid(scene: mujoco.MjvScene, at: np.ndarray, cell: float) -> None:
     """Lines on the floor around a point, which show how the robot moves."""
     line, reach, grey = mujoco.mjtGeom.mjGEOM_LINE, 15 * cell, np.array([0.5, 0.5, 0.5, 1], np.float32)
-    middle = np.append(np.round(at[:2] / cell) * cell, at[2] + 0.002 * cell)
+    middle = np.append(np.round(at[:2] / cell) * cell, at[2] + 0.006 * cell)
     for offset in cell * np.arange(-15, 16):
         for ends in ([[offset, -reach, 0], [offset, reach, 0]], [[-reach, offset, 0], [reach, offset, 0]]):
             geom = scene.geoms[scene.ngeom]

@@ -11,18 +11,13 @@ from pathlib import Path
 import imageio_ffmpeg
 import mujoco
 import numpy as np
-from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 
+from rlstable import play
 from rlstable.render.framing import VIEW_ANGLE, Framing, frame_episode
 from rlstable.render.scene import followed_body, is_floor, poses
 
 _FRAMES_PER_SECOND = 30
-# The colours of the page of episodes.
-_FLOOR, _WALL, _GRID = (0.93, 0.945, 0.96, 1), (0.93, 0.945, 0.96, 1), (0.84, 0.86, 0.88, 1)
-_CELLS = 12  # of the grid around the robot, to each side
-_HEADLIGHT = (0.55, 0.15, 0.0)  # ambient, diffuse, specular
-SUN = np.array([-0.35, 0.25, -0.9])  # direction of its rays
 _INK, _FAINT, _BAD, _PANEL = (28, 36, 48), (92, 107, 125), (200, 50, 31), (255, 255, 255, 190)
 _MOTIONS = {"asked": (10, 108, 214), "moves": (217, 131, 10)}  # colours of arrows and texts
 
@@ -79,9 +74,8 @@ class Painter:
         for geom in range(model.ngeom):
             if is_floor(model, geom):
                 model.geom_group[geom] = mujoco.mjNGROUP - 1  # hidden
-        model.stat.extent, model.vis.map.znear, model.vis.map.zfar = framing.size, 0.02, 100.0
-        model.vis.global_.fovy, model.vis.map.shadowclip, model.vis.quality.shadowsize = VIEW_ANGLE, 3.0, 1024
-        model.vis.headlight.ambient[:], model.vis.headlight.diffuse[:], model.vis.headlight.specular[:] = _HEADLIGHT
+        play.set_light(model, framing.size)
+        model.vis.global_.fovy, model.vis.quality.shadowsize = VIEW_ANGLE, 1024
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
         self._data, self._framing, self._option = mujoco.MjData(model), framing, mujoco.MjvOption()
         self._option.sitegroup[:] = 0
@@ -99,7 +93,9 @@ class Painter:
         mujoco.mj_kinematics(self._model, self._data)
         self._camera.lookat[:] = target
         self._renderer.update_scene(self._data, self._camera, self._option)
-        self._add_surroundings(self._renderer.scene, target)
+        ground = np.array([*target[:2], self._framing.floor.height])
+        play.add_surroundings(self._renderer.scene, ground, self._framing.size)
+        play.add_grid(self._renderer.scene, ground, self._framing.floor.cell)
         for colour, direction in zip(_MOTIONS.values(), arrows, strict=False):
             self._add_arrow(self._renderer.scene, direction, colour)
         return self._renderer.render()
@@ -116,39 +112,11 @@ class Painter:
         forward /= max(float(np.linalg.norm(forward)), 1e-6)
         along = direction[0] * forward + direction[1] * np.array([-forward[1], forward[0]])
         start = np.array([*self._data.xpos[body][:2], self._framing.floor.height + 0.02 * size])
-        arrow, painted = mujoco.mjtGeom.mjGEOM_ARROW, (*(x / 255 for x in colour), 1)
-        geom = _add_geom(scene, arrow, np.zeros(3), start, np.eye(3), painted)
+        arrow, painted = mujoco.mjtGeom.mjGEOM_ARROW, np.array([*colour, 255], np.float32) / 255
+        geom = scene.geoms[scene.ngeom]
+        mujoco.mjv_initGeom(geom, arrow, np.zeros(3), start, np.eye(3).ravel(), painted)
         mujoco.mjv_connector(geom, arrow, 0.012 * size, start, start + 0.7 * size * np.array([*along, 0.0]))
-
-    def _add_surroundings(self, scene: mujoco.MjvScene, target: np.ndarray) -> None:
-        floor, size, far = self._framing.floor, self._framing.size, 30 * self._framing.size
-        middle = np.array([*np.round(target[:2] / floor.cell) * floor.cell, floor.height])
-        plane, line = mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_LINE
-        _add_geom(scene, plane, [far, far, 1], middle, np.eye(3), _FLOOR)
-        back = self._framing.axes[2]
-        wall = _add_geom(scene, plane, [far, far, 1], target - 0.9 * far * back, self._framing.axes.T, _WALL)
-        wall.emission = 1.0
-        reach = _CELLS * floor.cell
-        for along in range(-_CELLS, _CELLS + 1):
-            for axis in (0, 1):
-                ends = np.tile(middle + np.array([0, 0, 0.002 * size]), (2, 1))
-                ends[:, axis] += along * floor.cell
-                ends[:, 1 - axis] += [-reach, reach]
-                mujoco.mjv_connector(_add_geom(scene, line, np.zeros(3), middle, np.eye(3), _GRID), line, 1.0, *ends)
-        scene.nlight = 2  # the headlight, and the sun
-        sun = scene.lights[1]
-        sun.type, sun.headlight, sun.castshadow = mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, 0, 1
-        sun.pos[:], sun.dir[:] = target - 2 * size * SUN, SUN
-        sun.ambient[:], sun.diffuse[:], sun.specular[:] = 0.0, 0.4, 0.2
-
-
-def _add_geom(
-    scene: mujoco.MjvScene, kind: mujoco.mjtGeom, size: ArrayLike, at: np.ndarray, turn: np.ndarray, colour: ArrayLike
-) -> mujoco.MjvGeom:
-    geom = scene.geoms[scene.ngeom]
-    mujoco.mjv_initGeom(geom, kind, np.array(size, float), at, turn.ravel(), np.array(colour, np.float32))
-    scene.ngeom += 1
-    return geom
+        scene.ngeom += 1
 
 
 class Overlay:

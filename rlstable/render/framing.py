@@ -31,11 +31,6 @@ class Framing:
     floor: Floor
 
     @property
-    def axes(self) -> np.ndarray:
-        """Unit vectors to the right, upwards and towards the camera, `[3, 3]`, one per row."""
-        return _axes(self.azimuth, self.elevation)
-
-    @property
     def size(self) -> float:
         return 2 * float(self.half.max())
 
