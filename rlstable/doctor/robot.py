@@ -46,7 +46,7 @@ def findings(robot: Robot, task: TaskConfig) -> list[Finding]:
     """Findings at home, in the actuators, and in a few simulated seconds."""
     static = (
         *_home(robot, task), *_straight_legs(robot, task), *_floor(robot), *_control_ranges(robot),
-        *_reach(robot, task), *_passive(robot), *_light_joints(robot), *_balls(robot),
+        *_passive(robot), *_light_joints(robot), *_balls(robot),
     )  # fmt: skip
     return [*static, *trial.findings(robot, task)]
 
@@ -216,28 +216,6 @@ def _control_ranges(robot: Robot) -> Iterator[Finding]:
         what = "no control range, so that the task takes controls of -1 to 1 for half of it"
         advice = "ctrlrange of the actuator, as in the data sheet; or for wheels env.task.actions.scale.velocity"
         yield Finding("warning", "control range", tuple(one.name for one in free), what, advice)
-
-
-def _reach(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
-    """Actuators that start at a limit and whose actions do not reach the other one."""
-    scale = task.actions.scale.model_copy(update={"force": None})  # `scale.force` limits actions on purpose
-    down, up = actions.scales(robot, task.actions.model_copy(update={"scale": scale}))
-    short_of = []
-    for one, below, above in zip(robot.actuators, down, up, strict=True):
-        span = one.high - one.low
-        from_limit = np.isfinite(span) and min(one.home - one.low, one.high - one.home) < 1e-3 * span
-        if from_limit and max(below, above) < 0.999 * span:
-            short_of.append(one)
-    if short_of:
-        share = max(
-            (one.high - one.low) / max(below, above)
-            for one, below, above in zip(robot.actuators, down, up, strict=True)
-            if one in short_of
-        )
-        kind = short_of[0].kind
-        what = "actions of -1 and 1 do not reach the whole range of the control"
-        advice = f"env.task.actions.scale.{kind}={share * getattr(task.actions.scale, kind):.3g}, if the task needs it"
-        yield Finding("note", "reach", tuple(one.name for one in short_of), what, advice)
 
 
 def _passive(robot: Robot) -> Iterator[Finding]:
