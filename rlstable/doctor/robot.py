@@ -14,7 +14,7 @@ from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
 from rlstable.doctor import trial
 from rlstable.doctor.lints import Finding, inverse_masses, names, short
-from rlstable.robot import actions, actuators, build, commands, geometry, locomotion
+from rlstable.robot import actions, actuators, build, commands, geometry
 from rlstable.robot.model import Robot
 
 Cell = str | float | None
@@ -45,8 +45,8 @@ def facts(robot: Robot, task: TaskConfig, file: str) -> RobotFacts:
 def findings(robot: Robot, task: TaskConfig) -> list[Finding]:
     """Findings at home, in the actuators, and in a few simulated seconds."""
     static = (
-        *_home(robot, task), *_straight_legs(robot, task), *_floor(robot), *_control_ranges(robot),
-        *_passive(robot), *_light_joints(robot), *_balls(robot),
+        *_home(robot, task), *_floor(robot), *_control_ranges(robot), *_passive(robot), *_light_joints(robot),
+        *_balls(robot),
     )  # fmt: skip
     return [*static, *trial.findings(robot, task)]
 
@@ -173,14 +173,6 @@ def _home(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
         what = "home is outside of the joint's range, and the limit pushes it from the start"
         advice = "a keyframe home within the ranges, or env.task.home={joint: position}"
         yield Finding("warning", "home", tuple(joint.name for joint in outside), what, advice)
-
-
-def _straight_legs(robot: Robot, task: TaskConfig) -> Iterator[Finding]:
-    straight = locomotion.straight(robot) if "velocity" in task.commands and robot.gravity else []
-    if straight:
-        what = "the leg is straight at home, so that small actions do not lift the foot"
-        advice = "env.task.home={joint: position} with bent knees, or a keyframe with them"
-        yield Finding("note", "home", tuple(straight), what, advice)
 
 
 def _floor(robot: Robot) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Abilities of a robot's legs and wheels at home: velocities to ask for, and legs that are straight."""
+"""Velocities to ask for that fit a robot's legs or wheels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ _FASTEST, _TURN = 1.0, 0.7  # m/s and rad/s
 _BACKWARD, _SIDEWAYS = 0.5, 0.3  # shares of the velocity forward
 _WHEELS = 0.8  # share of a wheel's greatest velocity, so that the robot can also catch up
 _ACROSS = 0.1  # a foot moves sideways if a joint moves it by this share of what joints move it forward
-_ANKLE, _STRAIGHT = 0.25, 0.1  # of the distance of a foot from its hip
 _WHEEL = 0.1  # of its radius, by which a wheel's joint is off its centre
 
 
@@ -39,32 +38,14 @@ def velocities(robot: Robot) -> np.ndarray:
     return np.array([[-_BACKWARD * forward, forward], [-sideways, sideways], [-_TURN, _TURN]]).round(2)
 
 
-def straight(robot: Robot) -> list[str]:
-    """Bodies of feet whose legs are straight at home: no joint but an ankle moves a foot to its hip or from it."""
-    data, found = geometry.in_pose(robot.model, robot.home), []
-    for foot in _feet(robot, data):
-        arms = np.linalg.norm(foot.moves, axis=0)
-        legs = np.flatnonzero((arms > _ANKLE * arms.max(initial=0.0)) & ~foot.wheels)
-        if legs.size < 2:
-            continue
-        hip = data.xanchor[robot.joints[int(legs[0])].index]
-        along = data.xmat[robot.root].reshape(3, 3).T @ (foot.place - hip)
-        if _greatest(along @ foot.moves[:, legs]) < _STRAIGHT * float(along @ along):
-            found.append(foot.body)
-    return found
-
-
 class _Foot(NamedTuple):
     """A foot, or a wheel, at home.
 
     Attributes:
-        place: Its lowest point, the mean of its geoms, `[3]`.
         moves: Velocity of its lowest points per velocity of each joint, in the frame of the root body, `[3, joints]`.
         wheels: Whether each joint turns it without moving its centre, `[joints]`.
     """
 
-    body: str
-    place: np.ndarray
     moves: np.ndarray
     wheels: np.ndarray
 
@@ -78,7 +59,7 @@ def _feet(robot: Robot, data: mujoco.MjData) -> Iterator[_Foot]:
         place = np.array([*center[:2], np.mean([geometry.lowest(model, data, geom) for geom in geoms])])
         at_bottom, at_center = (_jacobian(robot, data, body, point) for point in (place, center))
         arms, moved = np.linalg.norm(at_bottom, axis=0), np.linalg.norm(at_center, axis=0)
-        yield _Foot(str(model.body(body).name), place, own @ at_bottom, (arms > 0) & (moved < _WHEEL * arms))
+        yield _Foot(own @ at_bottom, (arms > 0) & (moved < _WHEEL * arms))
 
 
 def _jacobian(robot: Robot, data: mujoco.MjData, body: int, point: np.ndarray) -> np.ndarray:

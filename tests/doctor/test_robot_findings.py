@@ -83,14 +83,6 @@ def test_robot_that_cannot_touch_the_floor_is_named_and_one_without_gravity_does
     assert found(tmp_path, floats) == []
 
 
-def test_straight_legs_are_a_note_of_a_robot_that_is_to_walk(tmp_path: Path) -> None:
-    straight = replaced(QUADRUPED, ('range="-2.7 -0.7"', 'range="-2.7 0.7"'))
-    words = ("env.task.home={*_knee: 0.0, *_hip: 0.0}",)
-    notes = [("note", "home", tuple(f"{side}_shin" for side in SIDES))]
-    assert [one for one in found(tmp_path, straight, *words, task="robot_velocity") if one[0] == "note"] == notes
-    assert [one for one in found(tmp_path, straight, *words) if one[0] == "note"] == []
-
-
 def test_doctor_names_the_keyframes_of_a_model_without_the_keyframe_home(tmp_path: Path) -> None:
     text = replaced(QUADRUPED, ('<key name="home"', '<key name="standing"'))
     findings = look.findings(*robot(tmp_path, text))
