@@ -8,7 +8,6 @@ at `qpos0`: a spring is stable if sqrt(k / m) dt < 2, and an explicit damper if 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable
 from typing import Literal
 
@@ -17,7 +16,6 @@ import numpy as np
 
 Severity = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-Pairs = list[tuple[int, int]]  # geoms that can touch
 _SINGLE = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 
 _UNSTABLE, _UNSTABLE_RK4 = 2.0, 2.8
@@ -28,8 +26,6 @@ _REFSAFE = 2.0
 _DEFAULT_SOLREF = (0.02, 1.0)
 # MJX advises few iterations; Newton needs 1 to 8 in the tasks of Brax and Playground.
 _MANY_ITERATIONS, _MANY_LINE_SEARCHES = 20, 20
-# Pairs of geoms. MJX computes each of them in every step, even without contact. Brax's tasks have at most 15 contacts.
-_MANY, _TOO_MANY = 40, 150
 _DEEP = 1e-3  # least reported overlap at the start, in metres
 
 
@@ -51,9 +47,8 @@ def lint(model: mujoco.MjModel, engine: str = "mjx", home: np.ndarray | None = N
     """
     found = unlimited_joints(model)
     if engine in ("mjx", "native"):
-        pairs = candidates(model)
-        found += springs_and_dampers(model) + constraint_times(model, pairs) + overlaps(model, home)
-        found += solver(model, pairs) + contact_count(model, pairs) if engine == "mjx" else []
+        found += springs_and_dampers(model) + constraint_times(model) + overlaps(model, home)
+        found += solver(model) if engine == "mjx" else []
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -148,7 +143,17 @@ def _servos(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
     return stiffness, damping
 
 
-def constraint_times(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
+def _colliding(model: mujoco.MjModel) -> list[int]:
+    """Geoms whose collision bits meet those of some geom, or that are in a `<pair>`."""
+    if model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_CONTACT:
+        return []
+    types, affinities = model.geom_contype, model.geom_conaffinity
+    meets = (types & np.bitwise_or.reduce(affinities)) | (affinities & np.bitwise_or.reduce(types))
+    meets[model.pair_geom1] = meets[model.pair_geom2] = 1
+    return np.flatnonzero(meets).tolist()
+
+
+def constraint_times(model: mujoco.MjModel) -> list[Finding]:
     """Checks time constants of contacts, joint limits and equalities (`solref`) against the timestep."""
     dt, least = model.opt.timestep, _REFSAFE * model.opt.timestep
     if model.opt.integrator == getattr(mujoco.mjtIntegrator, "mjINT_DISCRETE", None):
@@ -156,7 +161,7 @@ def constraint_times(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
     unsafe = bool(model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_REFSAFE)
     outcome = "will ring or blow up (refsafe is off)" if unsafe else f"are softened to {least:g} s"
     groups = (
-        ("geom", "contacts", sorted({geom for pair in pairs for geom in pair}), model.geom_solref),
+        ("geom", "contacts", _colliding(model), model.geom_solref),
         ("joint", "joint limits", np.flatnonzero(model.jnt_limited), model.jnt_solref),
         ("equality", "equality constraints", range(model.neq), model.eq_solref),
     )
@@ -175,7 +180,7 @@ def constraint_times(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
     return found
 
 
-def solver(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
+def solver(model: mujoco.MjModel) -> list[Finding]:
     option, found = model.opt, []
     if option.solver == mujoco.mjtSolver.mjSOL_PGS:
         advice = "solver=Newton, or CG for very many degrees of freedom"
@@ -183,7 +188,7 @@ def solver(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
     if option.integrator == mujoco.mjtIntegrator.mjINT_IMPLICIT:
         what = "integrator=implicit is not in MJX"
         found.append(Finding("error", "solver", (), what, "integrator=implicitfast"))
-    constrained = bool(pairs or model.neq or model.jnt_limited.any() or model.tendon_limited.any())
+    constrained = bool(_colliding(model) or model.neq or model.jnt_limited.any() or model.tendon_limited.any())
     if constrained and (option.iterations > _MANY_ITERATIONS or option.ls_iterations > _MANY_LINE_SEARCHES):
         what = (
             f"up to {option.iterations} solver iterations with {option.ls_iterations} line searches each; "
@@ -194,45 +199,8 @@ def solver(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
     return found
 
 
-def candidates(model: mujoco.MjModel) -> Pairs:
-    """The pairs of geoms that MJX computes in every step, as MuJoCo filters them without positions."""
-    flags = mujoco.mjtDisableBit
-    if model.opt.disableflags & flags.mjDSBL_CONTACT:
-        return []
-    found = {(min(a, b), max(a, b)): None for a, b in zip(model.pair_geom1, model.pair_geom2, strict=True)}
-    filters_parents = not model.opt.disableflags & flags.mjDSBL_FILTERPARENT
-    excluded = set(model.exclude_signature.tolist())
-    flat = (int(mujoco.mjtGeom.mjGEOM_PLANE), int(mujoco.mjtGeom.mjGEOM_HFIELD))
-    parents = model.body_weldid[model.body_parentid]
-    able = np.flatnonzero(model.geom_contype | model.geom_conaffinity)
-    for a, b in itertools.combinations(able.tolist(), 2):
-        body_a, body_b = sorted((int(model.geom_bodyid[a]), int(model.geom_bodyid[b])))
-        weld_a, weld_b = model.body_weldid[body_a], model.body_weldid[body_b]
-        related = weld_a and weld_b and (parents[weld_a] == weld_b or parents[weld_b] == weld_a)
-        met = model.geom_contype[a] & model.geom_conaffinity[b] or model.geom_contype[b] & model.geom_conaffinity[a]
-        if (
-            met
-            and weld_a != weld_b
-            and not (filters_parents and related)
-            and (body_a << 16) + body_b not in excluded
-            and not (model.geom_type[a] in flat and model.geom_type[b] in flat)
-        ):
-            found[a, b] = None
-    return list(found)
-
-
 def _moves(model: mujoco.MjModel, geom: int) -> bool:
     return bool(model.body_weldid[model.geom_bodyid[geom]])
-
-
-def contact_count(model: mujoco.MjModel, pairs: Pairs) -> list[Finding]:
-    count = len(pairs)
-    if count <= _MANY:
-        return []
-    among = sum(_moves(model, a) and _moves(model, b) for a, b in pairs)
-    what = f"{count} pairs of geoms can touch, {among} of them among moving bodies; MJX computes all in every step"
-    advice = "let only feet and hands collide: contype and conaffinity 0 elsewhere, or <pair> for what must touch"
-    return [Finding("warning" if count > _TOO_MANY else "note", "contact count", (), what, advice)]
 
 
 def overlaps(model: mujoco.MjModel, home: np.ndarray | None = None) -> list[Finding]:
