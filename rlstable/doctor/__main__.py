@@ -48,7 +48,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for rlstable.train")
     parser.add_argument(
-        "--no-compile", action="store_true", help="skip the checks that compile: memory estimate and random actions"
+        "--no-compile", action="store_true", help="skip the checks that compile: memory estimate and reach of actuators"
     )
     return parser.parse_intermixed_args(argv)
 
