@@ -50,20 +50,10 @@ class Memory:
     needed: int | None  # upper bound over all devices that share the limit
     limit: int | None
     per_environment: int  # state of each environment between steps
-    num_envs: int
-    allowed_envs: tuple[int, ...]  # numbers that divide the batch and are multiples of the number of devices
 
     @property
     def share(self) -> float | None:
         return None if self.needed is None or not self.limit else self.needed / self.limit
-
-    @property
-    def most_envs(self) -> int | None:
-        """The largest allowed number of environments that fits if all memory grows with the number."""
-        share = self.share
-        if share is None or share > TIGHT:
-            return None
-        return max(n for n in self.allowed_envs if share * n <= TIGHT * self.num_envs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,14 +194,11 @@ def _memory(
     if compiles:
         notify("compiling the training program to estimate its memory (--no-compile skips this)")
         needs = memory.footprint(setup.compiled(shapes).executable)
-    device, rows = mesh.devices.flat[0], ppo.rows
     return Memory(
         footprint=needs,
         needed=memory.needed(needs, mesh),
-        limit=memory.limit(device, gib),
+        limit=memory.limit(mesh.devices.flat[0], gib),
         per_environment=bytes_of(shapes.env_state) // ppo.num_envs,
-        num_envs=ppo.num_envs,
-        allowed_envs=tuple(n for n in range(mesh.size, rows + 1, mesh.size) if rows % n == 0),
     )
 
 

@@ -21,7 +21,7 @@ def sections(report: Report) -> list[tuple[str, Table | Text]]:
     return [
         *(_robot(report.robot) if report.robot else []),
         ("Machine", _pairs([(name, line) for name, line in report.machine.items() if line])),
-        ("Memory and environments", _memory(report.memory)),
+        ("Memory", _memory(report.memory)),
         (f"Findings ({report.task}, {report.engine})", _findings(report)),
     ]
 
@@ -64,12 +64,8 @@ def _memory(memory: Memory | None) -> Table:
             ("training", readable(memory.needed) + (f", {of_limit} of the limit" if share else "")),
             ("per device", f"{readable(parts.arguments)} of state, {readable(parts.temporary)} while the program runs"),
         ]
-    most, top = memory.most_envs, memory.allowed_envs[-1]
-    envs = f"{memory.num_envs:,} configured, {top:,} at most for this batch (batch_size * num_minibatches)"
-    if most is not None and most > memory.num_envs:
-        envs += f"; memory is enough for {'these' if most == top else f'{most:,}'}"
     state = f"{readable(memory.per_environment)} of state between steps"
-    return _pairs([*rows, ("limit", limit), ("an environment", state), ("ppo.num_envs", envs)])
+    return _pairs([*rows, ("limit", limit), ("an environment", state)])
 
 
 def _findings(report: Report) -> Table | Text:
@@ -99,7 +95,4 @@ def _pairs(rows: list[tuple[str, str]]) -> Table:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    data = dataclasses.asdict(report) | {"verdict": report.verdict, "exit_code": report.exit_code}
-    if report.memory is not None:
-        data["memory"]["most_envs"] = report.memory.most_envs
-    return data
+    return dataclasses.asdict(report) | {"verdict": report.verdict, "exit_code": report.exit_code}

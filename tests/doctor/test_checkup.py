@@ -1,4 +1,4 @@
-"""Findings, numbers of environments and verdict of the doctor."""
+"""Findings and verdict of the doctor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MACHINE = {"device": "1 x gpu (NVIDIA H100)", "nvidia-smi": "NVIDIA H100"}
 FOOTPRINT = Footprint(arguments=10, outputs=12, aliased=10, temporary=88)
 
 
-def usage(limit: int | None, allowed: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Memory:
-    return Memory(FOOTPRINT, 100, limit, per_environment=1, num_envs=8, allowed_envs=allowed)
+def usage(limit: int | None) -> Memory:
+    return Memory(FOOTPRINT, 100, limit, per_environment=1)
 
 
 def report(*findings: Finding, memory: Memory | None = None) -> Report:
