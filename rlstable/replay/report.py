@@ -163,23 +163,11 @@ def table(report: Report) -> Table:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """The report as data for JSON; numbers that are not finite become text."""
-    facts = report.incident.facts
+    """The sentences of the report as data for JSON; `incident.json` has the facts of the incident."""
     return {
         "incident": str(report.incident.folder),
-        "causes": facts["causes"],
-        "fault": facts["fault"],
         "conclusion": report.conclusion,
         "first": report.first,
         "as_in_the_run": report.same,
         "notes": report.notes,
-        "bad": {
-            column: [
-                {"array": one.array, "place": one.place, "value": f"{one.value:g}", "why": one.why} for one in found
-            ]
-            for column, found in report.bad.items()
-        },
-        "quantities": [
-            {"quantity": name, **dict(zip(report.columns, cells, strict=True))} for name, cells in rows(report)
-        ],
     }
