@@ -18,6 +18,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -33,7 +34,7 @@ _PUSH_EVERY = 3.0  # seconds
 _PATIENCE = 60.0  # seconds for reading a model; a sixth for a policy's first action
 _MOST_STEPS, _MOST_COUNT = 10_000_000, 10_000  # actions of an episode; repetitions, histories and delays
 _MEMORY = 64 * 2**30  # bytes that a model or a policy may ask for
-# Another process reads a model first, because a damaged one, or one that attaches itself, ends the process.
+LATE, CRASHED = f"cannot be read within {_PATIENCE:.0f} s", "crashes MuJoCo"
 _TRIAL = """
 import resource, sys, mujoco
 path, memory = sys.argv[1], int(sys.argv[2])
@@ -42,11 +43,19 @@ try:
 except (ValueError, OSError):
     pass  # macOS has no such limit
 mujoco.set_mju_user_warning(lambda _: None)  # MuJoCo would write a file
+doing = "read"
 try:
-    model = mujoco.MjModel.from_binary_path(path) if path.endswith(".mjb") else mujoco.MjSpec.from_file(path).compile()
+    if path.endswith(".mjb"):
+        model = mujoco.MjModel.from_binary_path(path)
+    else:
+        text = sys.stdin.read()
+        spec = mujoco.MjSpec.from_string(text) if text else mujoco.MjSpec.from_file(path)
+        doing = "compiled"
+        model = spec.compile()
+    doing = "simulated"
     mujoco.mj_step(model, mujoco.MjData(model))
 except Exception as error:
-    print(" ".join(str(error).split()) or type(error).__name__)
+    print(f"cannot be {doing}:", " ".join(str(error).split())[:300] or type(error).__name__)
     sys.exit(3)
 """
 _EXAMPLES = """
@@ -161,17 +170,20 @@ def _limited_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def _try(path: Path, hint: str) -> None:
-    """Reads a model in another process; refuses one that crashes, fails or does not end."""
+def trial(path: Path, text: str = "") -> str:
+    """Reads, compiles and steps a model in another process; returns why that fails, or an empty text.
+
+    A damaged model, or one that attaches itself, ends the process. `text` takes the place of the file's.
+    """
     command = [sys.executable, "-P", "-c", _TRIAL, str(path.absolute()), str(_MEMORY)]
+    folder = tempfile.gettempdir()
     try:
-        tried = subprocess.run(command, cwd=path.absolute().parent, capture_output=True, text=True, timeout=_PATIENCE)
+        tried = subprocess.run(command, cwd=folder, input=text, capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
-        raise Refused(f"{path} cannot be read within {_PATIENCE:.0f} s") from None
-    if tried.returncode < 0:
-        raise Refused(f"{path} crashes MuJoCo: it is damaged, or attaches itself")
-    if tried.returncode:
-        raise Refused(f"{path} cannot be read: {tried.stdout.strip()[:300]}{hint}")
+        return LATE
+    if tried.returncode <= 0:
+        return CRASHED if tried.returncode else ""
+    return tried.stdout.strip() or f"cannot be read: {' '.join(tried.stderr.split())[-300:]}"
 
 
 def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False) -> mujoco.MjModel:
@@ -179,7 +191,9 @@ def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False)
     if not path.is_file():
         raise Refused(f"there is no file {path}; give the file that was trained on, or robot.mjb, which export writes")
     hint = "" if path.suffix == ".mjb" else "; try robot.mjb, which export writes"
-    _try(path, hint)
+    if wrong := trial(path):
+        ends = {LATE: "", CRASHED: ": it is damaged, or attaches itself"}
+        raise Refused(f"{path} {wrong}{ends.get(wrong, hint)}")
     try:
         own = mujoco.MjModel.from_binary_path(str(path)) if path.suffix == ".mjb" else _completed(path, contract)
     except (ValueError, mujoco.FatalError) as error:

@@ -9,7 +9,6 @@ import importlib.util
 import io
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -19,6 +18,7 @@ from xml.etree import ElementTree
 
 import mujoco
 
+from rlstable import play
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.robot import DESCRIPTIONS, MENAGERIE
@@ -27,32 +27,15 @@ from rlstable.envs import menagerie
 from rlstable.io.files import one_line, read
 
 _MAIN_URDF = "robot.urdf"
-_COMPILED = "cannot be compiled"
-_PATIENCE = 60.0  # seconds for reading a model
-_MEMORY = 64 * 2**30  # bytes that reading a model may ask for
+_ADVICE = {
+    play.LATE: "; make it smaller",
+    play.CRASHED: "; it may be damaged, attach or include itself, or need too much memory",
+}
 _LARGEST = 2**29  # bytes of an unpacked model; an archive of 1 MB may hold 50 MB more than 16
 _GROWTH, _ALWAYS = 50, 2**24
 _STEPS = (1e-6, 1.0)  # seconds, least and greatest time step
 # Attributes of MJCF that name a file or a folder by an absolute path.
 _ABSOLUTE = re.compile(rb'\b(file|meshdir|texturedir|assetdir)(\s*=\s*)"(/[^"]*)"')
-# Another process reads a file first, because MuJoCo ends the process for some, such as one that attaches itself.
-_TRIAL = """
-import resource, sys, mujoco
-try:
-    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
-except (ValueError, OSError):
-    pass  # macOS has no such limit
-mujoco.set_mju_user_warning(lambda _: None)  # MuJoCo would write a file
-doing = "read"
-try:
-    text = sys.stdin.read()
-    model = mujoco.MjSpec.from_string(text) if text else mujoco.MjSpec.from_file(sys.argv[1])
-    doing = "compiled"
-    model.compile()
-except Exception as error:
-    print(f"cannot be {doing}:", " ".join(str(error).split())[:300] or type(error).__name__)
-    sys.exit(3)
-"""
 
 
 @contextlib.contextmanager
@@ -66,9 +49,10 @@ def opened(xml: str) -> Iterator[mujoco.MjSpec]:
         try:
             urdf = _urdf(path)
             text = "" if urdf is None else _text(urdf, _meshes(urdf, path))
-            unreadable = _tried(str(path), path.stat().st_mtime_ns, text)
-            if unreadable and (not unreadable.startswith(_COMPILED) or "allocate" in unreadable):
-                raise ConfigError(f"env.xml: {xml} {unreadable}")
+            wrong = _tried(path, path.stat().st_mtime_ns, text)
+            # `build` may have a better line for a mistake in the model.
+            if wrong and (not wrong.startswith("cannot be compiled") or "allocate" in wrong):
+                raise ConfigError(f"env.xml: {xml} {wrong}{_ADVICE.get(wrong, '')}")
             outside = [] if folder is None else [file for file in _needed(path) if not file.is_relative_to(folder)]
             if outside:
                 raise ConfigError(f"env.xml: {xml} needs {outside[0]}, which is not in it; give the model's own file")
@@ -82,21 +66,9 @@ def opened(xml: str) -> Iterator[mujoco.MjSpec]:
 
 
 @functools.lru_cache(maxsize=64)
-def _tried(path: str, _: int, text: str) -> str | None:
-    """Why another process could not compile a model, as words after its name; None if it could.
-
-    The words `_COMPILED` begin a mistake in the model, for which `build` may have a better line.
-    """
-    command = [sys.executable, "-P", "-c", _TRIAL, path, str(_MEMORY)]
-    try:
-        tried = subprocess.run(
-            command, cwd=tempfile.gettempdir(), input=text, capture_output=True, text=True, timeout=_PATIENCE
-        )
-    except subprocess.TimeoutExpired:
-        return f"cannot be read within {_PATIENCE:.0f} s; make it smaller"
-    if tried.returncode < 0:
-        return "crashes MuJoCo; it may be damaged, attach or include itself, or need too much memory"
-    return tried.stdout.strip() if tried.returncode else None
+def _tried(path: Path, _: int, text: str) -> str:
+    """Result of `play.trial` for a file with this time of change."""
+    return play.trial(path, text)
 
 
 def _check_names(spec: mujoco.MjSpec, xml: str) -> None:
