@@ -244,5 +244,5 @@ def _light_joints(robot: Robot) -> Iterator[Finding]:
 
 
 def no_picture(error: ConfigError) -> Finding:
-    what, _, advice = str(error).removeprefix("picture: ").partition("; ")
+    what, _, advice = str(error).removeprefix("picture: ").rpartition("; ")
     return Finding("note", "picture", (), what, advice)

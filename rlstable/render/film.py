@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import mujoco
@@ -41,7 +40,9 @@ def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, wid
             motion=none if recording.motion is None else recording.motion,
             title=f"{recorded.title}, {recording.name}", seconds=recorded.seconds, size=(width, height),
         )  # fmt: skip
-        _draw(folder, _LEAST_SECONDS + _SECONDS_PER_SECOND * recorded.seconds * len(recording.rewards))
+        most = _LEAST_SECONDS + _SECONDS_PER_SECOND * recorded.seconds * len(recording.rewards)
+        instead = ", or choose format=html, which needs none"
+        draw_with_opengl("rlstable.render.draw", folder, most, "format: no OpenGL for films", instead)
         write_atomically(path, (folder / "film.mp4").read_bytes())
 
 
@@ -63,36 +64,28 @@ def require_ffmpeg() -> None:
         ) from error
 
 
-def _draw(folder: Path, most_seconds: float) -> None:
-    errors = []
-    for backend, code, error in draw_with_opengl("rlstable.render.draw", folder, most_seconds):
-        if code == 0:
-            return
-        if code == os.EX_IOERR:
-            raise ConfigError(
-                f"format: ffmpeg could not encode the film ({error}); unset IMAGEIO_FFMPEG_EXE or set it to a working "
-                "ffmpeg, or choose format=html"
-            )
-        errors.append(f"{backend}: {error}")
-    raise ConfigError(
-        f"format: no OpenGL for films ({'; '.join(errors)}); install libegl1 or libosmesa6 (apt-get install "
-        "libosmesa6), or choose format=html, which needs none"
-    )
+def draw_with_opengl(module: str, folder: Path, most_seconds: float, message: str, instead: str = "") -> None:
+    """Runs `python -m <module> <folder>` with one OpenGL backend after another, until one draws.
 
-
-def draw_with_opengl(module: str, folder: Path, most_seconds: float) -> Iterator[tuple[str, int, str]]:
-    """Runs `python -m <module> <folder>` with one OpenGL backend after another; the caller stops at a success.
-
-    Yields the backend, the exit code and the last line of the error.
+    Raises `ConfigError` if ffmpeg fails, or if no backend draws: `message` with all errors, the remedy, and `instead`.
     """
-    configured = os.environ.get("MUJOCO_GL")
+    configured, errors = os.environ.get("MUJOCO_GL"), []
     for backend in (configured,) if configured else _OPENGL_BACKENDS:
         command = [sys.executable, "-m", module, str(folder)]
         env = {**os.environ, "MUJOCO_GL": backend}
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=most_seconds)
         except subprocess.TimeoutExpired:
-            yield backend, 1, f"nothing drawn after {most_seconds:.0f} s"
+            errors.append(f"{backend}: nothing drawn after {most_seconds:.0f} s")
             continue
+        if done.returncode == 0:
+            return
         error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]
-        yield backend, done.returncode, error
+        if done.returncode == os.EX_IOERR:
+            raise ConfigError(
+                f"format: ffmpeg could not encode the film ({error}); unset IMAGEIO_FFMPEG_EXE or set it to a working "
+                "ffmpeg, or choose format=html"
+            )
+        errors.append(f"{backend}: {error}")
+    found = "; ".join(errors)
+    raise ConfigError(f"{message} ({found}); install libegl1 or libosmesa6 (apt-get install libosmesa6){instead}")

@@ -31,17 +31,9 @@ def write_picture(model: mujoco.MjModel, position: np.ndarray, path: Path) -> No
         folder = Path(name)
         mujoco.mj_saveModel(model, str(folder / "model.mjb"))
         np.save(folder / "position.npy", position)
-        errors = []
-        for backend, code, error in draw_with_opengl(__name__, folder, _MOST_SECONDS):
-            if code == 0:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, (folder / "picture.png").read_bytes())
-                return
-            errors.append(f"{backend}: {error}")
-    raise ConfigError(
-        f"picture: no OpenGL for a picture ({', '.join(errors)}); install libegl1 or libosmesa6 (apt-get install "
-        "libosmesa6)"
-    )
+        draw_with_opengl(__name__, folder, _MOST_SECONDS, "picture: no OpenGL for a picture")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (folder / "picture.png").read_bytes())
 
 
 def main(folder: Path) -> None:

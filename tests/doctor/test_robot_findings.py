@@ -151,9 +151,9 @@ def test_sensors_of_a_kind_are_counted_if_they_are_many(tmp_path: Path) -> None:
 
 
 def test_missing_picture_is_a_note_with_the_remedy() -> None:
-    note = look.no_picture(ConfigError("picture: no OpenGL for a picture (egl: no); install libosmesa6"))
+    note = look.no_picture(ConfigError("picture: no OpenGL for a picture (egl: no; osmesa: no); install libosmesa6"))
     assert (note.severity, note.check, note.advice) == ("note", "picture", "install libosmesa6")
-    assert note.what == "no OpenGL for a picture (egl: no)"
+    assert note.what == "no OpenGL for a picture (egl: no; osmesa: no)"
 
 
 def test_doctor_shows_a_robot_and_its_json_has_the_same_facts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
