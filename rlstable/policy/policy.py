@@ -18,8 +18,7 @@ from rlstable.config.networks import NetworkConfig
 from rlstable.config.schema import first_line, validate
 from rlstable.device.counter import WideCounter
 from rlstable.device.trees import Observation, Params, PyTree
-from rlstable.guards.base import select
-from rlstable.guards.inference import ActionContext, InferenceGuard
+from rlstable.guards.base import all_finite, select
 from rlstable.io.checkpoint import restore_policy
 from rlstable.io.run_folder import located, require_one_seed
 from rlstable.ppo.networks import Networks
@@ -87,8 +86,9 @@ class Policy:
     def start(self, batch_shape: tuple[int, ...] = ()) -> Carry:
         """The carry of `step` before the first action, for observations `[*batch_shape, n]` inside any vmap."""
         config = self.networks.config
+        safe = jnp.asarray(self.safe_action or (0.0,) * self.networks.action_size, jnp.float32)
         memory = None if config.recurrent is None else jnp.zeros((*batch_shape, config.recurrent_size))
-        return Carry(self._guard.init(batch_shape).memory, WideCounter.zero(), memory)
+        return Carry(jnp.broadcast_to(safe, (*batch_shape, *safe.shape)), WideCounter.zero(), memory)
 
     def step(
         self, carry: Carry, obs: Observation, key: jax.Array | None = None, deterministic: bool = True
@@ -133,13 +133,8 @@ class Policy:
         return int((mean[self.networks.config.policy_obs_key] if isinstance(mean, Mapping) else mean).shape[-1])
 
     @functools.cached_property
-    def _guard(self) -> InferenceGuard:
-        zeros = (0.0,) * self.networks.action_size
-        return InferenceGuard(zeros if self.safe_action is None else self.safe_action)
-
-    @functools.cached_property
     def _compiled(self) -> jax.stages.Wrapped:
-        networks, guard = self.networks, self._guard
+        networks = self.networks
 
         def guarded_action(
             params: Params,
@@ -152,21 +147,19 @@ class Policy:
             before = None if carry is None else carry.memory
             chosen = choose_action(networks, self.matmul, params, statistics, obs, key, deterministic, before)
             action, raw, memory = chosen
-            state = guard.init(raw.shape[:-1])
-            fallbacks = WideCounter.zero()
-            if carry is not None:
-                if carry.last_action.shape != raw.shape:
-                    raise ValueError(
-                        f"step: the carry holds actions {carry.last_action.shape}, the observation gives actions "
-                        f"{raw.shape}; start with policy.start(batch_shape={raw.shape[:-1]})"
-                    )
-                state, fallbacks = state._replace(memory=carry.last_action), carry.fallbacks
+            carry = self.start(raw.shape[:-1]) if carry is None else carry
+            if carry.last_action.shape != raw.shape:
+                raise ValueError(
+                    f"step: the carry holds actions {carry.last_action.shape}, the observation gives actions "
+                    f"{raw.shape}; start with policy.start(batch_shape={raw.shape[:-1]})"
+                )
             # The critic's observations do not matter for the action.
             policy_obs = obs[networks.config.policy_obs_key] if isinstance(obs, Mapping) else obs
-            action, _, state = guard.apply(ActionContext(action, raw, policy_obs), state)
+            ok = all_finite((policy_obs, raw, action), raw.ndim - 1)
+            action = select(ok, action, carry.last_action)
             if memory is not None:  # a bad observation must not stay in the state
                 memory = select(jnp.isfinite(memory).all(axis=-1), memory, before)
-            return action, Carry(state.memory, fallbacks + jnp.sum(state.trips), memory)
+            return action, Carry(action, carry.fallbacks + jnp.sum(~ok, dtype=jnp.int32), memory)
 
         return jax.jit(guarded_action, static_argnums=5)
 

@@ -1,7 +1,7 @@
 """The contract of all guards: one row per guard, one line per kind of bad number.
 
 Below are the own tests of `quarantine`, `finite_samples` and `finite_update`. Those of `spike` are in
-test_outlier.py, of the state site in test_state.py, of inference in policy/test_policy.py.
+test_outlier.py, those of the state site in test_state.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from rlstable.guards import masked
 from rlstable.guards.base import Guard, GuardState, Verdict, all_within, count_first, fold, norm_within, select
 from rlstable.guards.batch import BatchContext
 from rlstable.guards.env import EnvContext
-from rlstable.guards.inference import ActionContext, InferenceGuard
 from rlstable.guards.state import IterationStats, StateContext
 from rlstable.guards.update import UpdateContext
 from rlstable.ppo.distributions import Normal
@@ -386,35 +385,10 @@ POLICY = Row(
 )
 
 
-# --- inference
-
-
-@functools.cache
-def action_context(seed: int) -> ActionContext:
-    raw = draw(seed, 3, 2)
-    return ActionContext(jnp.tanh(raw), raw, draw(seed + 1, 3, 4))
-
-
-INFERENCE = Row(
-    InferenceGuard((0.5, -0.25)),
-    action_context,
-    (
-        Fault(
-            "observation", lambda c, bad: c._replace(observation=c.observation.at[1, 2].set(bad)), NOT_FINITE, (HUGE,)
-        ),
-        Fault("action", lambda c, bad: c._replace(raw=c.raw.at[1, 0].set(bad)), NOT_FINITE, (HUGE,)),
-        Fault("action", lambda c, bad: c._replace(value=c.value.at[1, 1].set(bad)), NOT_FINITE, (HUGE,)),
-    ),
-    (1,),
-    lambda verdict, _: verdict.value,
-    InferenceGuard((0.5, -0.25)).init((3,)),
-    learns=True,
-)
-
 ROWS = {
     "quarantine": ENV, "finite_samples": BATCH, "finite_update": UPDATE,
     "thorough": UPDATE_THOROUGH, "spike": SPIKE, "finite_state": STATE, "storm": STORM, "value_loss": VALUE_LOSS,
-    "policy": POLICY, "inference": INFERENCE,
+    "policy": POLICY,
 }  # fmt: skip
 FAULTS = [
     pytest.param(name, i, id=f"{name}-{fault.cause}{i}")
@@ -462,7 +436,7 @@ def trips(row: Row, state: GuardState) -> dict[str, int]:
 
 def test_every_guard_has_a_row_in_the_contract():
     """Adding a guard means adding a row, and a section of the configuration."""
-    assert {*GUARDS, "thorough", "inference"} == ROWS.keys() and set(SWITCHES) == GUARDS.keys()
+    assert {*GUARDS, "thorough"} == ROWS.keys() and set(SWITCHES) == GUARDS.keys()
     for name, row in ROWS.items():
         # Only the thorough update guard reads the optimizer state.
         expected = set(row.guard.causes) - ({"optimizer"} if name == "finite_update" else set())
@@ -600,8 +574,7 @@ def test_fault_on_one_of_eight_devices_is_counted_once(name):
                 hit = i == device or not row.at
                 np.testing.assert_array_equal(one.ok, expected_ok(row, one.ok) if hit else np.ones_like(one.ok))
                 assert trips(row, one.state) == (counted if hit else {})
-                if name != "inference":
-                    same_bits(own[0].state.memory, one.state.memory)
+                same_bits(own[0].state.memory, one.state.memory)
             assert total.sum() == len(counted) * (1 if row.at else DEVICES)
 
 

@@ -1,4 +1,4 @@
-"""Policies loaded from their run folders, and the inference guard."""
+"""Policies loaded from their run folders, and their replacement of bad actions."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_loaded_policy_reads_its_key_of_a_dictionary_observation(tmp_path: Path)
     assert runner.single.state.params["policy"]["params"]["mlp"]["hidden_0"]["kernel"].shape == (4, 8)
 
 
-# --- the inference guard
+# --- replacement of bad actions
 
 
 def untrained(
@@ -159,7 +159,7 @@ def spoilt(row: int, value: float) -> np.ndarray:
     ("kind", "dtype", "deterministic"),
     [("tanh_normal", "float32", True), ("tanh_normal", "float16", False), ("normal", "float32", False)],
 )
-def test_inference_guard_does_not_change_healthy_actions(kind: str, dtype: str, deterministic: bool) -> None:
+def test_check_of_a_policy_does_not_change_healthy_actions(kind: str, dtype: str, deterministic: bool) -> None:
     policy = untrained(dtype, network={"distribution_type": kind}, safe_action=SAFE)
     obs = jax.random.normal(jax.random.PRNGKey(5), (33, 4))
     key = jax.random.PRNGKey(7)
