@@ -17,7 +17,7 @@ from toys import PointMass, State
 import rlstable
 from rlstable.cli.compose import compose
 from rlstable.config.guards import GuardsConfig
-from rlstable.ppo.guards import batch_guards, env_guards, state_guards, update_guards
+from rlstable.ppo.guards import guards_of
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -39,18 +39,14 @@ def test_guards_page_mentions_no_unknown_key() -> None:
 
 def test_guards_page_has_the_causes_and_stop_reasons_of_the_guards() -> None:
     config = compose(["env=fast"])
-    guards = {
-        **env_guards(config.guards),
-        **batch_guards(config.guards),
-        **update_guards(config.guards),
-        **state_guards(config.guards, config.ppo),
-    }
+    sites = guards_of(config.guards, config.ppo, {})
+    guards = {name: guard for site in sites.values() for name, guard in site.items()}
     told = dict(re.findall(r"`guards/(\w+)/trips`: ([^|;]+)", PAGE))
     assert {name: tuple(re.findall(r"`(\w+)`", re.sub(r"\(.*\)", "", text))) for name, text in told.items()} == {
         name: guard.causes for name, guard in guards.items()
     }
     endings = re.findall(r"^\| `(\w+)` \|[^|]+\| `(\w+)` \| (\d+) \|$", PAGE, re.MULTILINE)
-    assert len(endings) == 1 + len(state_guards(config.guards, config.ppo))
+    assert len(endings) == 1 + len(sites["state"])
     for name, reason, code in endings:
         expected = StopReason.no_update_accepted if name == "finite_update" else StopReason.of_guard(name)
         assert (reason, int(code)) == (expected.name, expected.exit_code)

@@ -39,7 +39,7 @@ from rlstable.envs.resets import Resets
 from rlstable.envs.vector import MODEL, VectorEnv, pool_of
 from rlstable.guards.base import all_finite, select
 from rlstable.policy import Policy
-from rlstable.ppo.guards import MoreGuards, batch_guards, env_guards, state_guards, update_guards
+from rlstable.ppo.guards import MoreGuards, guards_of
 from rlstable.ppo.initial import init_program, with_environments
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.networks import Networks
@@ -78,7 +78,8 @@ def make_ppo(
     mirror: Mirror | None = None,
 ) -> PPO:
     """Builds settings, networks, optimizer and guards of an iteration; `more_guards` are by site and name."""
-    ppo, guards, more, precision = config.ppo, config.guards, more_guards or {}, level(config.precision)
+    ppo, guards, precision = config.ppo, config.guards, level(config.precision)
+    sites = guards_of(guards, ppo, more_guards or {})
     settings = Settings(
         ppo=ppo,
         limits=guards.limiters,
@@ -95,9 +96,9 @@ def make_ppo(
         networks=Networks(config.network, guards.limiters, action_size, ppo.normalize_observations, precision.network),
         optimizer=Optimizer(ppo, guards.limiters, config.may_separate_rates),
         precision=precision,
-        batch_guards={**batch_guards(guards), **more.get("batch", {})},
-        update_guards={**update_guards(guards), **more.get("update", {})},
-        state_guards={**state_guards(guards, ppo), **more.get("state", {})},
+        batch_guards=sites["batch"],
+        update_guards=sites["update"],
+        state_guards=sites["state"],
         mirror=mirror,
     )
 
@@ -145,7 +146,7 @@ class TrainingSetup:
             with_memory(Float64Physics(single) if self.precision.x64 else single, config.network),
             config.env.training_length,
             config.env.action_repeat,
-            {**env_guards(config.guards), **more.get("env", {})},
+            guards_of(config.guards, config.ppo, more)["env"],
             config.env.reset == "pool",
             config.env.envs_per_pass,
             config.env.restore_info,

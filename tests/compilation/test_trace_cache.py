@@ -33,6 +33,7 @@ from rlstable.device.seed_devices import SeedDevices
 from rlstable.envs.load import load_env
 from rlstable.policy import evaluator as evaluation
 from rlstable.policy.evaluator import make_evaluator, snapshot_of
+from rlstable.ppo.guards import env_guards
 from rlstable.ppo.iteration import PPO
 from rlstable.runner import setup as assemblies
 from rlstable.runner.host_state import HostState
@@ -231,7 +232,7 @@ def test_programs_without_a_certain_key_are_not_cached(
 
 
 def test_programs_with_guards_of_the_user_are_not_cached(trusted: Path) -> None:
-    config, guard = tiny_config(env=BRAX), assemblies.env_guards(tiny_config(guards={}).guards)
+    config, guard = tiny_config(env=BRAX), env_guards(tiny_config(guards={}).guards)
     assert type(TrainingSetup(config, mesh(1))._compiler) is TraceCache
     assert type(TrainingSetup(config, mesh(1), {"env": guard})._compiler) is Compiler
 

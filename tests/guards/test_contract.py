@@ -31,7 +31,7 @@ from rlstable.guards.env import EnvContext
 from rlstable.guards.state import IterationStats, StateContext
 from rlstable.guards.update import UpdateContext
 from rlstable.ppo.distributions import Normal
-from rlstable.ppo.guards import batch_guards, check_more, env_guards, state_guards, update_guards
+from rlstable.ppo.guards import SITES, check_more, guards_of
 from rlstable.ppo.records import Collected
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -44,13 +44,14 @@ PATIENCE, DEVICES = 3, 8
 CONFIG = GuardsConfig(
     **{name: {"patience": PATIENCE} for name in ("finite_update", "finite_state", "storm", "value_loss", "policy")}
 )
-SITES: tuple[Callable[[GuardsConfig], dict[str, Any]], ...] = (
-    env_guards,
-    batch_guards,
-    update_guards,
-    lambda config: state_guards(config, PPOConfig()),
-)
-GUARDS = {name: guard for site in SITES for name, guard in site(CONFIG).items()}
+
+
+def by_name(config: GuardsConfig) -> dict[str, Any]:
+    sites = guards_of(config, PPOConfig(), {})
+    return {name: guard for site in SITES for name, guard in sites[site].items()}
+
+
+GUARDS = by_name(CONFIG)
 THOROUGH = dataclasses.replace(GUARDS["finite_update"], thorough=True)
 # The return watch belongs to no site: it compares episodes on the host.
 SWITCHES = [name for name in GuardsConfig.model_fields if name not in ("limiters", "return_watch")]
@@ -447,13 +448,13 @@ def test_every_guard_has_a_row_in_the_contract():
 def test_disabled_guard_is_absent_from_its_site(name):
     """The other guards stay."""
     config = CONFIG.model_copy(update={name: getattr(CONFIG, name).model_copy(update={"enabled": False})})
-    assert {other for site in SITES for other in site(config)} == GUARDS.keys() - {name}
+    assert by_name(config).keys() == GUARDS.keys() - {name}
 
 
 def test_disabled_guards_trace_no_operation():
     off = GuardsConfig(**{name: {"enabled": False} for name in SWITCHES})
     for site, context in zip(SITES, (env_context, batch_context, update_context, state_context), strict=True):
-        guards = site(off)
+        guards = guards_of(off, PPOConfig(), {})[site]
         assert guards == {}
 
         def judged(ctx: Any, guards: Any = guards) -> Any:

@@ -14,12 +14,12 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.config.ppo import PPOConfig
 from rlstable.guards.base import GuardState
 from rlstable.guards.state import IterationStats, StateContext, ValueLossGuard
-from rlstable.ppo.guards import state_guards
+from rlstable.ppo.guards import guards_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 NAN, INF = float("nan"), float("inf")
-GUARDS = state_guards(GuardsConfig(), PPOConfig())
+GUARDS = guards_of(GuardsConfig(), PPOConfig(), {})["state"]
 NUMBERS = dict(
     iterations=99, valid_share=1.0, greatest_reward=1.0, value_loss=0.5, distance=0.01, std=0.5, entropy=-0.3
 )
