@@ -8,10 +8,11 @@ parallel, so only small networks are joined.
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from rlstable.device.trees import PyTree
 
@@ -27,34 +28,28 @@ class ParamFlattener:
     """
 
     structure: jax.tree_util.PyTreeDef
-    shapes: tuple[tuple[int, ...], ...]
+    sizes: PyTree  # number of elements of each array
+    unravel: Callable[[jax.Array], PyTree]
     joined: bool = True
 
     @classmethod
     def of(cls, params: PyTree) -> ParamFlattener:
         """The fastest layout on this device, for parameters that all have one type."""
-        leaves, structure = jax.tree.flatten(params)
-        shapes = tuple(x.shape for x in leaves)
-        small = sum(map(math.prod, shapes)) <= _MAX_SIZE_ON_CPU
-        return cls(structure, shapes, small or jax.default_backend() != "cpu")
+        vector, unravel = ravel_pytree(params)  # JAX leaves an unused vector out of the program
+        joined = vector.size <= _MAX_SIZE_ON_CPU or jax.default_backend() != "cpu"
+        return cls(jax.tree.structure(params), jax.tree.map(jnp.size, params), unravel, joined)
 
     def join(self, params: PyTree) -> PyTree:
         """Joins parameters, or a tree with the same structure, into a vector `[n]`."""
-        if not self.joined:
-            return params
-        return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(params)])
+        return ravel_pytree(params)[0] if self.joined else params
 
     def split(self, vector: PyTree) -> PyTree:
         """Splits a vector `[n]` into the parameter tree."""
-        if not self.joined:
-            return vector
-        parts = jax.lax.split(vector, [math.prod(shape) for shape in self.shapes])
-        return self.structure.unflatten([x.reshape(shape) for x, shape in zip(parts, self.shapes, strict=True)])
+        return self.unravel(vector) if self.joined else vector
 
     def per_network(self, factors: dict[str, jax.Array], vector: jax.Array) -> jax.Array:
         """The vector `[n]` with the part of each network times its factor, by name."""
-        sizes = self.structure.unflatten([math.prod(shape) for shape in self.shapes])
-        counts = [sum(jax.tree.leaves(sizes[name])) for name in sorted(factors)]
+        counts = [sum(jax.tree.leaves(self.sizes[name])) for name in sorted(factors)]
         # A vector of factors is slower on a CPU, and rounds in another way than one factor for all.
         parts = zip(sorted(factors), jax.lax.split(vector, counts), strict=True)
         return jnp.concatenate([factors[name] * part for name, part in parts])
