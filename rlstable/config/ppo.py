@@ -68,7 +68,6 @@ class PPOConfig(Section, at="ppo"):
     clipping_epsilon: Positive
     clipping_epsilon_value: Positive | None
     normalize_values: Flag
-    normalize_rewards: Flag
     vf_loss_coefficient: NonNegative
     max_grad_norm: Positive | None
     learning_rate: Positive

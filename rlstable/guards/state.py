@@ -28,7 +28,7 @@ class IterationStats(NamedTuple):
         iterations: Iterations before this one.
         valid_share: Share of valid samples.
         updated: Whether any update was accepted; value loss, distance, std and entropy are defined only then.
-        greatest_reward: Largest magnitude of a reward after normalisation and clipping.
+        greatest_reward: Largest magnitude of a reward after scaling and clipping.
         value_loss: Mean over the accepted updates, as in `training/v_loss`.
         distance: Mean distance in nats between the policies that collect this batch and the next batch.
         std: Mean standard deviation of the policy over the accepted updates.

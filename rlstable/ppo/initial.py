@@ -13,8 +13,9 @@ from rlstable.device.counter import WideCounter
 from rlstable.device.packed import PackedDict, PackedRows
 from rlstable.device.precision import Precision
 from rlstable.device.trees import EnvState, Observation
+from rlstable.guards import outlier
 from rlstable.guards.base import no_trips
-from rlstable.ppo import normalizer, reward
+from rlstable.ppo import normalizer
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.settings import Settings
 from rlstable.ppo.state import Counters, TrainState, Tuning
@@ -83,7 +84,6 @@ def _init_state(ppo: PPO, observation: Observation, key: jax.Array) -> TrainStat
     if guards:
         trips = dataclasses.replace(trips, whole=WideCounter(trips.whole, trips.whole))
     zero = WideCounter.zero()
-    rewards = reward.init(ppo.settings.ppo.num_envs, ppo.settings.ppo, ppo.settings.limits)
     statistics = normalizer.init(observation)
     if ppo.settings.ppo.normalize_values:
         statistics = dataclasses.replace(statistics, value=normalizer.init(jax.ShapeDtypeStruct((), jnp.float32)))
@@ -97,7 +97,5 @@ def _init_state(ppo: PPO, observation: Observation, key: jax.Array) -> TrainStat
         tuning=None,  # type: ignore[arg-type]  # `with_environments` adds it
         key=key,
         counters=Counters(zero, zero, zero, zero, trips),
-        reward_magnitudes=rewards.magnitudes,
-        return_statistics=rewards.statistics,
-        running_return=rewards.running,
+        reward_magnitudes=None if ppo.settings.limits.reward_outlier is None else outlier.no_magnitudes(),
     )

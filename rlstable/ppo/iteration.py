@@ -81,10 +81,9 @@ class PPO:
             guard_state = initial_states(guards, state.guard_memory) | rollout.guard_state
             # Batch guards mark bad samples in `data.valid`, so the verdict's `ok` is not needed.
             data, _, guard_state = fold(self.batch_guards, BatchContext(rollout.data), guard_state)
-            rewards = reward.RewardState(state.reward_magnitudes, state.return_statistics, state.running_return)
-            data, rewards, reward_metrics = reward.shape(
+            data, magnitudes, reward_metrics = reward.shape(
                 data,
-                rewards,
+                state.reward_magnitudes,
                 self.settings.ppo,
                 self.settings.limits,
                 functools.partial(self._expected_rewards, state, data),
@@ -108,7 +107,7 @@ class PPO:
             values = iteration_metrics(self.settings, self.networks, state, statistics, data, result)
             values |= rollout.metrics | reward_metrics | distance_metrics
             context = StateContext(
-                (params, opt_state, (after, rewards.statistics)),
+                (params, opt_state, after),
                 state_report(values, state.counters.iterations, state.normalizer.value, self.networks.action_size),
             )
             _, healthy, guard_state = fold(self.state_guards, context, result.guard_state)
@@ -120,9 +119,7 @@ class PPO:
                 env_state=rollout.env_state,
                 tuning=trust_region.next_tuning(result),
                 key=key,
-                reward_magnitudes=rewards.magnitudes,
-                return_statistics=rewards.statistics,
-                running_return=rewards.running,
+                reward_magnitudes=magnitudes,
                 incident=rollout.incident,
             )
             return self._report(new_state, guard_state, result.progress.accepted, rollout.episodes, values, healthy)

@@ -171,7 +171,7 @@ def _std(mean: PyTree, variance: PyTree, config: PPOConfig, shift: float | None)
     eps = config.normalize_observations_std_eps
 
     def divisor(m: jax.Array, v: jax.Array) -> jax.Array:
-        # Brax bounds the divisors of observations from above too; rewards and value targets may have any unit.
+        # Brax bounds the divisors of observations from above too; value targets may have any unit.
         std = jnp.clip(jnp.sqrt(v + eps), _STD_MIN, _STD_MAX if shift is None and m.ndim else None)
         if shift is None:
             return std
@@ -181,7 +181,7 @@ def _std(mean: PyTree, variance: PyTree, config: PPOConfig, shift: float | None)
 
 
 def of_scalars(config: PPOConfig) -> PPOConfig:
-    """The settings for statistics of rewards and value targets, without those that concern observations only."""
+    """The settings for statistics of value targets, without those that concern observations only."""
     return config.model_copy(update={"normalize_until_count": None, "normalize_observations_std_eps": 0.0})
 
 

@@ -35,7 +35,7 @@ class Collected(NamedTuple):
         log_prob: Log-probability of the raw action under the collecting policy.
         distribution: Action distribution of the collecting policy.
         value: Value estimate of the collecting network; None if no option needs it.
-        reward: Reward times `ppo.reward_scaling`; `reward.shape` normalises and clips it.
+        reward: Reward times `ppo.reward_scaling`; `reward.shape` clips it.
         truncation: 1.0 where the episode was cut.
         termination: 1.0 where the environment ended the episode.
         valid: bool mask; None if no sample can be invalid.

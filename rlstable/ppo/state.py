@@ -108,9 +108,6 @@ class TrainState:
         guard_memory: Memories of the guards between iterations, by name.
         key: Random key, the same on every device.
         reward_magnitudes: Recent rewards; None without `guards.limiters.reward_outlier`.
-        return_statistics: Statistics of discounted returns; None without `ppo.normalize_rewards`.
-        running_return: Discounted return of every environment so far, split over devices; None without
-            `ppo.normalize_rewards`.
         fault: A `rlstable.faults.Fault` to inject; None for no fault.
         incident: Record of the first bad environment of every device, split over devices; None without capture.
     """
@@ -125,14 +122,12 @@ class TrainState:
     key: jax.Array
     counters: Counters
     reward_magnitudes: Magnitudes | None = None
-    return_statistics: Statistics | None = None
-    running_return: jax.Array | None = None
     fault: Any = None
     incident: Slot | None = None
 
 
 # Placement of the training state on devices: environments are split, all other fields are replicated.
-_split = ("env_state", "reset_pool", "running_return", "incident")
+_split = ("env_state", "reset_pool", "incident")
 _specs: dict[str, PyTree] = {
     field.name: sharding.SPLIT if field.name in _split else sharding.REPLICATED
     for field in dataclasses.fields(TrainState)

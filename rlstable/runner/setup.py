@@ -329,9 +329,8 @@ class TrainingSetup:
         return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)
 
     def _with_envs(self, state: TrainState, env_state: Any, keep_models: bool = True, **parts: Any) -> TrainState:
-        no_returns = None if state.running_return is None else np.zeros(self._config.ppo.num_envs, np.float32)
         env_state = _with_kept_of(state.env_state, env_state) if keep_models else env_state
-        return self._with(state, env_state=env_state, running_return=no_returns, **parts)
+        return self._with(state, env_state=env_state, **parts)
 
     def _with(self, state: TrainState, **parts: Any) -> TrainState:
         placed = {name: sharding.place(part, self._mesh, sharding.SPLIT) for name, part in parts.items()}

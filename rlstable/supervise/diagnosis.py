@@ -205,8 +205,7 @@ def _of_iteration(metrics: Row, iteration: int, ppo: PPOConfig, episode_length: 
     steps = float(episode_length)
     horizon = min(steps, 1.0 / (1.0 - ppo.discounting)) if ppo.discounting < 1.0 else steps
     reward, greatest = _number(metrics, "training/reward_mean"), _number(metrics, "training/reward_greatest")
-    unknown = reward is None or ppo.normalize_rewards
-    target = 0.0 if unknown else abs(reward or 0.0) * ppo.reward_scaling * horizon
+    target = 0.0 if reward is None else abs(reward) * ppo.reward_scaling * horizon
     size = 1.0 if ppo.normalize_values else target
     max_target = (greatest or 0.0) * horizon
     # 0 without any reward, since a sparse task does not show its scale.
@@ -218,7 +217,7 @@ def _of_iteration(metrics: Row, iteration: int, ppo: PPOConfig, episode_length: 
         "training/iteration": iteration,
         "masked": 1.0 - metrics.get("training/valid_share", math.nan),
         "value_error": error,
-        "target_size": None if unknown or ppo.normalize_values or greatest is None else scale,
+        "target_size": None if reward is None or ppo.normalize_values or greatest is None else scale,
         "max_target": max_target,
         "greatest_target": _GREATEST_NORMALIZED if ppo.normalize_advantage else _GREATEST_TARGET,
         "better_scaling": ppo.reward_scaling * (_GOOD_TARGET / scale if scale > 0.0 else 1.0),
@@ -416,7 +415,7 @@ _ADVICE = {
     "physics_unstable finite_samples reward": "Rewards are too large once they are scaled: lower ppo.reward_scaling so "
     "that a good step earns about 1.",
     "value_loss_exploded": "Scale rewards down with ppo.reward_scaling so that a good step earns about 1, or set "
-    "ppo.normalize_rewards=true or ppo.normalize_values=true; lower ppo.learning_rate.",
+    "ppo.normalize_values=true; lower ppo.learning_rate.",
     "policy_diverged": "Lower ppo.learning_rate, set guards.limiters.kl=0.3 or "
     "ppo.learning_rate_schedule=adaptive_kl, and use fewer epochs (ppo.num_updates_per_batch).",
     "policy_diverged policy std_exploded": "The policy's standard deviation grew beyond guards.policy.max_std: lower "

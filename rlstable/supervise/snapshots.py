@@ -19,9 +19,9 @@ from rlstable.device import sharding
 from rlstable.ppo.state import SPECS, TrainState
 
 # Environments are reset after a rollback, and captured incidents stay captured.
-_LEFT_OUT = ("env_state", "reset_pool", "running_return", "incident")
+_LEFT_OUT = ("env_state", "reset_pool", "incident")
 # The parts of a training state that learning changes.
-_LEARNED = ("params", "opt_state", "normalizer", "guard_memory", "reward_magnitudes", "return_statistics")
+_LEARNED = ("params", "opt_state", "normalizer", "guard_memory", "reward_magnitudes")
 # The snapshots, by the names that they have in a checkpoint.
 NAMES = ("last_good", "best", "candidate")
 # Origin of each snapshot in the JSON of a checkpoint: `{"iteration", "step"}`, or None if it is empty.

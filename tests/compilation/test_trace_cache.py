@@ -356,7 +356,7 @@ def test_second_run_traces_nothing_and_computes_the_same(tmp_path: Path, monkeyp
     """Every program of a run, in float64: first state, iteration and evaluation."""
     config = tiny_config(
         guards={}, supervise={}, eval={"num_envs": 3}, precision={"matmul": "x64"},
-        env={"reset": "pool"}, ppo={"normalize_rewards": True},
+        env={"reset": "pool"}, ppo={"normalize_values": True},
     )  # fmt: skip
     usual = begun(config)
 

@@ -319,9 +319,9 @@ SPIKE = Row(
 
 @functools.cache
 def state_context(seed: int) -> StateContext:
-    statistics = {"mean": draw(seed + 2, 3), "std": jnp.ones(3), "count": jnp.uint32(7)}
-    returns = {"mean": jnp.float32(0.5), "std": jnp.float32(2.0), "count": jnp.uint32(7)}
-    value = (*training(seed), (statistics, returns))
+    targets = {"mean": jnp.float32(0.5), "std": jnp.float32(2.0), "count": jnp.uint32(7)}
+    statistics = {"mean": draw(seed + 2, 3), "std": jnp.ones(3), "count": jnp.uint32(7), "value": targets}
+    value = (*training(seed), statistics)
     numbers = dict(
         iterations=99, valid_share=1.0, greatest_reward=1.0, value_loss=0.5 + seed, distance=0.01, std=0.5, entropy=-0.3
     )
@@ -329,9 +329,10 @@ def state_context(seed: int) -> StateContext:
     return StateContext(value, report)
 
 
-def in_returns(ctx: StateContext, bad: float) -> StateContext:
-    params, opt_state, (statistics, returns) = ctx.value
-    return ctx._replace(value=(params, opt_state, (statistics, returns | {"mean": jnp.float32(bad)})))
+def in_targets(ctx: StateContext, bad: float) -> StateContext:
+    params, opt_state, statistics = ctx.value
+    targets = statistics["value"] | {"mean": jnp.float32(bad)}
+    return ctx._replace(value=(params, opt_state, statistics | {"value": targets}))
 
 
 def in_report(name: str) -> Callable[[StateContext, float], StateContext]:
@@ -345,7 +346,7 @@ STATE = Row(
         Fault("parameters", in_value(0), (*BAD, 1.1e6), (-9e5,)),
         Fault("optimizer", in_value(1), (*BAD, -1.1e15), (9e14,)),
         Fault("normalizer", in_value(2), (*BAD, 1e25), (-8e24,)),
-        Fault("normalizer", in_returns, (*BAD, -1e25), (8e24,)),
+        Fault("normalizer", in_targets, (*BAD, -1e25), (8e24,)),
     ),
     (),
     chosen,

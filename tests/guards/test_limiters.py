@@ -110,10 +110,9 @@ def test_reward_limiter_clips_rewards_and_reports_its_share():
     """Invalid samples do not count."""
     paid = jnp.array([[2.0, -2.0, 2.5, -1e30]])
     valid = jnp.array([[True, True, True, False]])
-    nothing = reward.RewardState(None, None, None)
 
     def shape(limits: LimiterConfig) -> Any:
-        return on_one_device(lambda data: reward.shape(data, nothing, PPOConfig(), limits, lambda: data.value))
+        return on_one_device(lambda data: reward.shape(data, None, PPOConfig(), limits, lambda: data.value))
 
     for limit, expected, active in ((2.0, [2.0, -2.0, 2.0, -2.0], 1 / 3), (1e3, [2.0, -2.0, 2.5, -1e3], 0.0)):
         data, _, metrics = shape(only(reward=limit))(samples(reward=paid, valid=valid))

@@ -117,7 +117,7 @@ def test_error_of_background_compilation_is_raised_when_the_program_is_requested
 
 @pytest.mark.usefixtures("shared_programs")
 @pytest.mark.parametrize(
-    "sections", [{}, {"env": {"reset": "pool"}}, {"guards": {}}, {"ppo": {"normalize_rewards": True}}], ids=str
+    "sections", [{}, {"env": {"reset": "pool"}}, {"guards": {}}, {"ppo": {"normalize_values": True}}], ids=str
 )
 def test_shapes_are_those_of_the_first_state_of_a_run(sections: dict[str, Any], tmp_path: Path) -> None:
     config = tiny_config(**{"logging": {"console": "off"}, "devices": 1, **sections})

@@ -280,7 +280,7 @@ def test_large_value_targets_are_said_with_a_better_scaling() -> None:
         "value targets were of about 300 in 20 of the last 50 iterations, far from 1; "
         f"{NORMALIZE}, or ppo.reward_scaling=0.3"
     )
-    for better in ({"normalize_values": True}, {"normalize_advantage": True}, {"normalize_rewards": True}):
+    for better in ({"normalize_values": True}, {"normalize_advantage": True}):
         silent = Watched(ppo=ppo | better)
         silent.look(60, **{"training/reward_mean": 0.3, "training/reward_greatest": 10.0})
         assert silent.said == []

@@ -28,7 +28,7 @@ RIVAL = dataclasses.replace(LEG, side="sb3", settings={"env": "InvertedPendulum-
 DONE = Outcome(started=100.0, seconds=20.0, cpu=30.0, code=0, peak_mb=500.0, last_line="")
 # Options that Brax's PPO lacks.
 OURS = (
-    "gae", "normalizer_update", "normalize_values", "normalize_rewards", "learning_rate_warmup",
+    "gae", "normalizer_update", "normalize_values", "learning_rate_warmup",
     "gradient_accumulation", "optimizer",
 )  # fmt: skip
 
