@@ -32,10 +32,6 @@ BAD_INPUT = {
     "no such class": (["env=import", "env.name=toys:PointMas"], "env.name: module toys has no 'PointMas'; did you"),
     "arguments it does not take": ([*TINY, "env.kwargs={colour: red}"], "env.kwargs: toys:PointMass cannot be built"),
     "a reset that is never clean": ([*TINY, "env.kwargs={bad_resets: 1.0}"], "env.name: none of 80 resets"),
-    "seeds on several devices": (
-        [*TINY, "devices=2", "seeds=3"],
-        "devices: 2 devices cannot train equally many of 3 seeds; allowed here: 1, or null for the most that ",
-    ),
     "observation without that key": (
         [*TINY, "env.kwargs={named: true}", "network.policy_obs_key=pixels"],
         "network.policy_obs_key: the observation has no 'pixels'; it has privileged_state, state",

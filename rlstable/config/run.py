@@ -274,6 +274,9 @@ class Config(Section, at=""):
             object.__setattr__(self, "network", self.network.model_copy(update={"value_obs_key": key}))
         last = f"the last of {self.seeds} seeds from seed={self.seed} must be below 2**32; set a smaller seed"
         require(self.seed + self.seeds <= 2**32, "seeds", last)
+        apart = f"{self.devices} devices cannot train seeds={self.seeds} together"
+        remedy = "train the seeds on one device, or start one process per device with CUDA_VISIBLE_DEVICES"
+        require(self.seeds == 1 or self.devices in (None, 1), "devices", f"{apart}; {remedy}")
         normalizes = self.fault.site != "normalizer" or self.ppo.normalize_observations
         require(normalizes, "fault.site", "normalizer needs ppo.normalize_observations=true")
         unchanged = self.env.source != "object" or (self.eval.env_kwargs is None and not self.eval.randomize)

@@ -21,7 +21,6 @@ from rlstable.config.schema import first_line
 from rlstable.device import machine
 from rlstable.device.mesh import make_mesh
 from rlstable.device.mjx import uses_warp
-from rlstable.device.seed_devices import device_count_for
 from rlstable.doctor import robot as look
 from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
 from rlstable.doctor.playing import actuator_reach
@@ -89,10 +88,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     with messages about the progress.
     """
     check_flags()
-    mesh = make_mesh(config.devices)
-    if config.seeds > 1:  # each seed trains on one device
-        device_count_for(config.seeds, mesh.size, config.devices)
-        mesh = make_mesh(1)
+    mesh = make_mesh(1 if config.seeds > 1 else config.devices)
     config.ppo.require_devices(mesh.size)
     not_cached = enable_program_cache(config.compile_cache)  # training then finds the programs compiled here
     if not_cached is not None:

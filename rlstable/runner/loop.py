@@ -107,9 +107,9 @@ class TrainingLoop:
         self._seeds = Seeds(config.each_seed, config.env_steps_per_iteration, config.env.has_name, *listening)
         teacher = load_teacher(config.ppo.teacher, config.resume, self.run_dir)
         self.programs = Programs(config, mesh, more_guards or {}, self._stop_request.compiling, environments, teacher)
-        if self.programs.device_count < mesh.size:
-            used = f"{self.programs.device_count} of {mesh.size} devices train"
-            self._console.message(f"{used}, as many as divide {config.seeds} seeds")
+        if self.programs.mesh.size < mesh.size:
+            others = "start a process for each other device with CUDA_VISIBLE_DEVICES"
+            self._console.message(f"1 of {mesh.size} devices trains all {config.seeds} seeds; {others}")
         Opening(config, self.programs, *listening).open(self._seeds)
         self._listeners.opened(self.run_dir, self.seeds)
 

@@ -20,7 +20,6 @@ from rlstable.device import machine as processor
 from rlstable.device.mesh import device_kind, make_mesh
 from rlstable.device.mjx import uses_warp
 from rlstable.device.precision import Level
-from rlstable.device.seed_devices import SeedDevices, device_count_for
 from rlstable.device.trees import Env
 from rlstable.envs.history import with_history
 from rlstable.envs.load import load_env
@@ -90,12 +89,10 @@ class Programs:
     ):
         check_more(more_guards, config.guards.model_dump().keys())
         self.shared = config.seeds > 1  # then no seed can change its precision
-        self.device_count = mesh.size  # of all seeds
         if self.shared:
-            self.device_count = device_count_for(config.seeds, mesh.size, config.devices)
             config, mesh = config.of_seed(config.seed, ""), make_mesh(1)
         config.ppo.require_devices(mesh.size)
-        self.mesh = mesh  # of one seed
+        self.mesh = mesh
         self.listeners: list[Callable[..., None]] = []  # called as `listener(kind, **fields)` with every event
         self.notices: list[tuple[str, dict[str, Any]]] = []  # events of the start, for the log of every seed
         self.iterations: dict[tuple[Level, str], Program] = {}
@@ -104,7 +101,6 @@ class Programs:
         self.compiling = compiling
         self._environments = environments
         self.teacher = teacher
-        self._seed_devices = SeedDevices(self.device_count) if self.device_count > mesh.size else None
         self._setups: dict[tuple[Level, str], TrainingSetup] = {}
         self._evaluators: dict[Level, Evaluator] = {}
         self._reported_constants = False
@@ -141,7 +137,7 @@ class Programs:
         if key not in self._setups:
             ppo, env = host.plan.of(self._config.ppo, self._config.env)
             config = self._config.with_precision(key[0]._asdict(), ppo=ppo, env=env)
-            args = self._more_guards, self.compiling, self._train_env, self._seed_devices, self.teacher
+            args = self._more_guards, self.compiling, self._train_env, self.teacher
             self._setups[key] = setup = TrainingSetup(config, self.mesh, *args)
             setup.on_large_constants(self._report_constants)
         return self._setups[key]
@@ -219,7 +215,7 @@ class Programs:
     @property
     def machine(self) -> dict[str, Any]:
         """Device and versions, for `machine.json`."""
-        return {**self.versions, "devices": self.device_count, "processors": os.cpu_count()}
+        return {**self.versions, "devices": self.mesh.size, "processors": os.cpu_count()}
 
     @property
     def _configured_level(self) -> Level:
@@ -284,7 +280,7 @@ class Programs:
         if self._environments is not None:
             return with_history(self._environments.evaluate, config.env.history)
         known = config.env.source in ("brax", "gymnasium", "playground", "robot")
-        same = known and not config.eval.env_kwargs and self.device_count == 1
+        same = known and not config.eval.env_kwargs and self.mesh.size == 1
         same = same and (config.eval.randomize or not config.env.is_randomized)
         return setup.single if same else None
 

@@ -27,7 +27,6 @@ from rlstable.device.mjx import uses_warp
 from rlstable.device.packed import PackedRows
 from rlstable.device.precision import Precision, level
 from rlstable.device.reflection import Mirror
-from rlstable.device.seed_devices import SeedDevices
 from rlstable.device.transforms import vmap_seeds
 from rlstable.device.trees import PRESERVED, EnvState
 from rlstable.envs.float64 import Float64Physics
@@ -56,18 +55,15 @@ class Program(NamedTuple):
 
     executable: Any  # of JAX
     precision: Precision
-    seed_devices: SeedDevices | None = None  # None if one device trains all seeds, or all devices train one seed
 
     def __call__(self, state: TrainState) -> tuple[TrainState, Metrics]:
         return self.each((state,))[0]
 
     def each(self, states: tuple[TrainState, ...]) -> tuple[tuple[TrainState, Metrics], ...]:
         """Runs one iteration of several states, all of them donated; the program is compiled for their number."""
-        devices = self.seed_devices
         with self.precision.compiled():
-            results: tuple[tuple[TrainState, Metrics], ...]
-            results = self.executable(states if devices is None else devices.joined(states))
-            return results if devices is None else devices.divided(results)
+            results: tuple[tuple[TrainState, Metrics], ...] = self.executable(states)
+            return results
 
 
 def make_ppo(
@@ -106,10 +102,9 @@ def make_ppo(
 class TrainingSetup:
     """Environments, PPO and the training program of one configuration, at the configured precision.
 
-    `mesh` has the devices of a seed, `seed_devices` those that several seeds are divided over, None if there are not
-    several of both. `single` is an environment object of the user, None to load the configured environment. `teacher`
-    is the policy of `ppo.teacher`. Raises `ConfigError` if the environment cannot be made, or does not fit the
-    configuration or the teacher.
+    `single` is an environment object of the user, None to load the configured environment. `teacher` is the policy of
+    `ppo.teacher`. Raises `ConfigError` if the environment cannot be made, or does not fit the configuration or the
+    teacher.
     """
 
     def __init__(
@@ -119,17 +114,14 @@ class TrainingSetup:
         more_guards: MoreGuards | None = None,
         compiling: Compiling | None = None,
         single: Any = None,
-        seed_devices: SeedDevices | None = None,
         teacher: Policy | None = None,
     ):
         self._config = config
         self._mesh = mesh
-        self._seed_devices = seed_devices
-        stepping = mesh if seed_devices is None else seed_devices.mesh
         more = more_guards or {}
         self._compiling = compiling or (lambda _: contextlib.nullcontext())
         if single is None:
-            self.loaded = load(config.env, None, len(stepping.local_devices))
+            self.loaded = load(config.env, None, len(mesh.local_devices))
         else:
             require_unwrapped(single)
             self.loaded = Loaded(with_history(single, config.env.history), getattr(single, "backend", None))
@@ -160,7 +152,7 @@ class TrainingSetup:
             self.ppo = faults.arm(self.ppo, config.precision.matmul, config.fault.below)
         # A guard given as an object and the numbers of a teacher have no key for the trace cache.
         uncached = Compiler(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
-        self._compiler = uncached if more or teacher else compiler_of(config, stepping, single)
+        self._compiler = uncached if more or teacher else compiler_of(config, mesh, single)
         self._untrained: Any = None
         self._parameters: Future[Any] | None = None
         self._training: Future[Any] | None = None
@@ -230,7 +222,7 @@ class TrainingSetup:
         compiling, self._training = self._training, None
         with self._compiling("training"):
             executable = (compiling or self._begin(len(states), lambda: states)).result()
-            return Program(executable, self.precision, self._seed_devices)
+            return Program(executable, self.precision)
 
     def convert_state(self, state: TrainState) -> TrainState:
         """Converts a training state of another precision to this one; its pool of first states must fit already."""
@@ -271,16 +263,8 @@ class TrainingSetup:
 
     def _begin(self, count: int, states: Callable[[], tuple[TrainState, ...]]) -> Future[Any]:
         """Starts compiling the training program for a number of states, in a background thread."""
-        devices, iteration = self._seed_devices, vmap_seeds(self.ppo.iteration)
-        if devices is not None:
-            return self._compiler.build(
-                f"training {count} on {devices.count}",
-                devices.program(iteration),
-                lambda: (devices.placeholders(states()),),
-                donates=True,
-            )
         program = sharding.over_devices(
-            iteration,
+            vmap_seeds(self.ppo.iteration),
             self._mesh,
             ((SPECS,) * count,),
             ((SPECS, sharding.REPLICATED),) * count,

@@ -80,7 +80,7 @@ def _device(seed: Seed) -> str:
     if jax.default_backend() == "cpu":
         device = f"{machine.name()}, {machine.share_of_cores(1)} cores"
     else:
-        device = f"{seed.programs.device_count} x {device_kind(mesh)}"
+        device = f"{mesh.size} x {device_kind(mesh)}"
     if hosts.count() > 1:
         device += f", {mesh.size} devices of {hosts.count()} processes"
     limit = memory.limit(mesh.local_devices[0])

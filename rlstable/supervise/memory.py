@@ -236,8 +236,7 @@ class MemoryPlanner:
 
     def needed(self, program: Any) -> int | None:
         """Bytes that a compiled program needs, as planned by the compiler; None if unknown."""
-        devices = self._mesh if program.seed_devices is None else program.seed_devices.mesh
-        return needed(footprint(program.executable), devices)
+        return needed(footprint(program.executable), self._mesh)
 
     def fits(self, needed: int | None) -> bool:
         """Whether a program may run; the first program near the limit is logged."""

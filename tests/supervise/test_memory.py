@@ -13,7 +13,6 @@ import pytest
 from toys import mesh, tiny_config
 
 from rlstable.config import Config, ConfigError
-from rlstable.device.seed_devices import SeedDevices
 from rlstable.supervise import memory
 from rlstable.supervise.memory import (
     Footprint,
@@ -141,8 +140,8 @@ def test_lever_takes_the_next_smaller_size(
         assert all(getattr(found, name) == value for name, value in plan.items() if name != lever)
 
 
-def program(peak: float, seed_devices: SeedDevices | None = None) -> Any:
-    return SimpleNamespace(executable=SimpleNamespace(peak=int(peak * GIB)), seed_devices=seed_devices)
+def program(peak: float) -> Any:
+    return SimpleNamespace(executable=SimpleNamespace(peak=int(peak * GIB)))
 
 
 @pytest.fixture
@@ -170,7 +169,6 @@ def test_tight_memory_is_reported_once_and_too_much_does_not_fit(
 
 def test_devices_of_one_cpu_share_its_memory(told: list[Any]) -> None:
     assert make(told, devices=4, batch_size=24).needed(program(0.1)) == int(0.1 * GIB) * 4
-    assert make(told).needed(program(0.1, SeedDevices(2))) == int(0.1 * GIB) * 2
 
 
 def test_lever_that_does_not_help_is_left_for_the_next_one(told: list[Any]) -> None:
