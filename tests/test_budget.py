@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 # What a paper would describe; what people do with a run; everything else makes a run.
 CORE = (
     "guards", "ppo", *(f"device/{name}.py" for name in ("counter", "packed", "reflection", "shared", "sharding")),
-    *(f"device/{name}.py" for name in ("precision", "seed_devices", "transforms", "trees")),
+    *(f"device/{name}.py" for name in ("precision", "transforms", "trees")),
     *(f"envs/{name}.py" for name in ("capture", "episodes", "shared_leaves", "vector")),
     *(f"supervise/{name}.py" for name in ("recovery", "remedies", "return_watch", "snapshots", "stop_reasons")),
 )  # fmt: skip
