@@ -22,6 +22,7 @@ import numpy as np
 from rlstable.cli.compose import compose
 from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import ConfigError
+from rlstable.config.faults import FaultConfig
 from rlstable.envs.load import load_env
 from rlstable.policy import statistics
 from scripts import pages, results
@@ -66,8 +67,8 @@ TASKS = {
         of_brax=False,
     ),
     **{
-        name: Task(name, ("env=playground", f"env.name={name}", f"total_steps={steps}"), 1.0, of_brax=False)
-        for name, steps in (("CartpoleSwingupSparse", 2000000), ("BallInCup", 1000000), ("AcrobotSwingupSparse", 2000000))
+        name: Task(name, ("env=playground", f"env.name={name}", f"total_steps={steps}000000"), 1.0, of_brax=False)
+        for name, steps in (("CartpoleSwingupSparse", 2), ("BallInCup", 1), ("AcrobotSwingupSparse", 2))
     },
 }
 
@@ -123,8 +124,8 @@ def train_brax(task: str, glitch: Glitch, rate: float, seeds: range) -> Iterator
     config = compose([*TASKS[task].overrides, *_QUIET, "ppo.learning_rate_schedule=constant"])
     env, length = load_env(config.env), config.env.episode_length
     for seed in seeds:
-        fault = brax_rival.Fault(glitch.site if rate else "none", size(task, glitch), rate)
-        faulty = brax_rival.FaultyBraxEnv(env, fault, seed)
+        fault = FaultConfig(site=glitch.site, value=size(task, glitch), probability=rate)
+        faulty = brax_rival.FaultyBraxEnv(env, fault)
         error, make_policy, params = brax_rival.train(faulty, env, brax_settings(config, seed))
         if params is None and not rate:
             raise ConfigError(f"{task} brax: {error}")

@@ -4,10 +4,8 @@ The trainer is `brax.training.agents.ppo.train.train` as published. While it run
 versions dropped. Nothing else is changed.
 """
 
-import dataclasses
 import functools
 import inspect
-import math
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,103 +19,48 @@ from brax.envs.base import Env, State, Wrapper
 from brax.training.agents.ppo import networks as ppo_networks
 from brax.training.agents.ppo import train as ppo
 
+from rlstable.config.faults import FaultConfig
 from rlstable.envs.episodes import Episodes, run_episodes
 from rlstable.envs.vector import VectorEnv
+from rlstable.faults.env import FaultyEnv
+from rlstable.faults.injection import Injection, as_data
 from rlstable.guards.env import Quarantine
 from scripts.rivals.replicated import device_put_replicated
 
-SITES = ("none", "physics", "warm_start", "observation", "reward", "done", "metrics", "info", "reset", "all")
 EVALUATION_SEED = 2**31 - 1  # the same first states for all policies
-FOREVER = np.iinfo(np.int32).max
 CACHE = Path(__file__).resolve().parents[2] / ".jax_cache"
 
 
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    site: str = "none"  # one of `SITES`
-    value: float = math.nan  # the bad number
-    probability: float = 0.0  # probability per environment and step; at site `all` per step, at site `reset` per reset
-    first_step: int = 0  # first step with the fault, counted by each environment since training began
-    last_step: int = FOREVER  # last step with the fault. Site `reset` ignores both steps
-
-
-def first_element(values: jax.Array, value: jax.Array, hit: jax.Array) -> jax.Array:
-    flat = values.reshape(-1)
-    return flat.at[0].set(jnp.where(hit, value.astype(flat.dtype), flat[0])).reshape(values.shape)
-
-
-def bad_positions(physics: Any, value: jax.Array, hit: jax.Array) -> Any:
-    """Sets a bad first position where a backend reads it: `q` (generalized), `qpos` (mjx) or `x_i`."""
-    changed = {name: getattr(physics, name) for name in ("q", "qpos") if hasattr(physics, name)}
-    changed = {name: first_element(values, value, hit) for name, values in changed.items()}
-    if hasattr(physics, "x_i"):
-        changed["x_i"] = physics.x_i.replace(pos=first_element(physics.x_i.pos, value, hit))
-    return physics.replace(**changed)
-
-
 class FaultyBraxEnv(Wrapper):
-    """A Brax environment with random faults, which are the same for the same seed.
+    """A Brax environment with the faults of `rlstable.faults`.
 
-    The first number of a site becomes bad in the state that `step` returns: `physics` in its position and in the
-    observation, `all` the same in every environment at the same step, `warm_start` in that of MJX's solver, `metrics`
-    in the first metric or `fault_probe`, `info` in a leaf `fault_probe`, `reset` in what `reset` returns.
+    The fault and the count of steps are in `info`, which automatic resets leave unchanged. They are data of the
+    training program, so that all faults share one compiled program.
 
     Brax resets only before training and uses that first state for its automatic resets, so that a bad first state
     comes back after every episode.
-
-    The fault's numbers, the random key and the count of steps are in `info["fault"]`, which automatic resets leave
-    unchanged. They are data of the training program, so that all faults share one compiled program.
     """
 
-    def __init__(self, env: Env, fault: Fault, seed: int = 0):
+    def __init__(
+        self,
+        env: Env,
+        fault: FaultConfig,
+        steps: int = 1,  # steps of an environment in an iteration, in which a fault counts its start and its end
+    ):
         super().__init__(env)
-        self.fault = fault
-        self.seed = seed
+        self._fault = as_data(fault)
+        self._steps = steps
 
     def reset(self, rng: jax.Array) -> State:
-        state = self.env.reset(rng)
-        key, draw = jax.random.split(jax.random.fold_in(rng, 1))
-        value = jnp.float32(self.fault.value)
-        hit = (self.fault.site == "reset") & (jax.random.uniform(draw) < self.fault.probability)
-        fault = {
-            "site": jnp.int32(SITES.index(self.fault.site)), "value": value,
-            "probability": jnp.float32(self.fault.probability), "first_step": jnp.int32(self.fault.first_step),
-            "last_step": jnp.int32(self.fault.last_step), "count": jnp.int32(0), "key": key,
-            "common_key": jax.random.PRNGKey(self.seed if self.fault.site == "all" else 0),
-        }  # fmt: skip
-        return state.replace(
-            obs=jax.tree.map(lambda x: first_element(x, value, hit), state.obs),
-            metrics=state.metrics or {"fault_probe": jnp.float32(0.0)},
-            info={**state.info, "fault": fault, "fault_probe": jnp.float32(0.0)},
-        )
+        state = FaultyEnv(self.env, Injection(self._fault, jnp.ones((), bool))).reset(rng)
+        return state.replace(info={**state.info, "fault": self._fault, "fault_steps": jnp.uint32(0)})
 
     def step(self, state: State, action: jax.Array) -> State:
-        fault = state.info["fault"]
-        stepped = self.env.step(state, action)
-        key, draw = jax.random.split(fault["key"])
-        common = jax.random.fold_in(fault["common_key"], fault["count"])
-        draw = jnp.where(fault["site"] == SITES.index("all"), common, draw)
-        hit = jax.random.uniform(draw) < fault["probability"]
-        hit &= (fault["count"] >= fault["first_step"]) & (fault["count"] <= fault["last_step"])
-        at = {site: hit & (fault["site"] == index) for index, site in enumerate(SITES)}
-        at["physics"] |= at["all"]
-        fault, value = {**fault, "key": key, "count": fault["count"] + 1}, fault["value"]
-        physics = bad_positions(stepped.pipeline_state, value, at["physics"])
-        if hasattr(physics, "qacc_warmstart"):
-            warm_start = first_element(physics.qacc_warmstart, value, at["warm_start"])
-            physics = physics.replace(qacc_warmstart=warm_start)
-        metrics = dict(stepped.metrics or {"fault_probe": jnp.float32(0.0)})
-        name = next(iter(sorted(metrics)))
-        metrics[name] = jnp.where(at["metrics"], value, metrics[name])
-        seen = at["physics"] | at["observation"]
-        return stepped.replace(
-            pipeline_state=physics,
-            obs=jax.tree.map(lambda x: first_element(x, value, seen), stepped.obs),
-            reward=jnp.where(at["reward"], value, stepped.reward),
-            done=jnp.where(at["done"], value, stepped.done),
-            metrics=metrics,
-            info={**stepped.info, "fault": fault, "fault_probe": jnp.where(at["info"], value, 0.0)},
-        )
+        fault, count = state.info["fault"], state.info["fault_steps"]
+        iteration = count // self._steps
+        active = (iteration >= fault.start) & (iteration < fault.end)
+        state = FaultyEnv(self.env, Injection(fault, active)).step(state, action)
+        return state.replace(info={**state.info, "fault": fault, "fault_steps": count + 1})
 
 
 def train(
