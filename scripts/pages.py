@@ -1,10 +1,11 @@
 """Pages of results: Markdown tables, sections between markers, and pictures."""
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlstable.policy.statistics import Estimate
 from scripts import results
 
 
@@ -17,6 +18,12 @@ def merged(rows: Sequence[tuple[str, ...]]) -> list[list[str]]:
     """Joins the names, first cells, of rows whose other cells are the same."""
     alike = dict.fromkeys(row[1:] for row in rows)
     return [["; ".join(row[0] for row in rows if row[1:] == cells), *cells] for cells in alike]
+
+
+def interval(of: Estimate, text: Callable[[float], str], unit: str = "") -> str:
+    """Returns a value and its interval as text; of a single measurement only the value."""
+    bounds = "" if of.low is None or of.high is None else f" [{text(of.low)}, {text(of.high)}]"
+    return f"{text(of.value)}{unit}{bounds}"
 
 
 def machine() -> str:

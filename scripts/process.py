@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import resource
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +30,11 @@ class Outcome:
     cpu: float  # CPU seconds; few beside `seconds` times the cores if other processes were running
     code: int | None  # exit code; None if the process reached its time limit
     peak_mb: float | None  # greatest memory in the host; None where the system does not report it
-    last_line: str  # last printed line
+    output: str = ""  # everything that the process printed
+
+    @property
+    def last_line(self) -> str:
+        return last_line(self.output)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -40,10 +46,10 @@ def last_line(text: str) -> str:
     return next((line for line in reversed(text.split("\n")) if line.strip()), "")
 
 
-def watch(command: Sequence[str], env: Mapping[str, str], folder: Path, limit: float) -> Outcome:
-    """Runs a process in the root of the checkout until the process ends or reaches its limit."""
-    log, peak, before = folder / "output.txt", 0.0, _cpu_of_children()
-    with log.open("w") as out:
+def watch(command: Sequence[str], env: Mapping[str, str], limit: float = math.inf) -> Outcome:
+    """Runs a process in the root of the checkout until the process ends or reaches its limit, in seconds."""
+    peak, before = 0.0, _cpu_of_children()
+    with tempfile.TemporaryFile("w+", errors="replace") as out:
         started = time.time()
         process = subprocess.Popen(
             command, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -57,8 +63,9 @@ def watch(command: Sequence[str], env: Mapping[str, str], folder: Path, limit: f
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    last = last_line(log.read_text(errors="replace"))
-    return Outcome(started, seconds, _cpu_of_children() - before, code, peak or None, last)
+        out.seek(0)
+        output = out.read()
+    return Outcome(started, seconds, _cpu_of_children() - before, code, peak or None, output)
 
 
 def _cpu_of_children() -> float:

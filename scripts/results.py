@@ -86,3 +86,8 @@ def commit() -> str | None:
 
     changed = git("status", "--porcelain", "--", "rlstable", "configs", "scripts")
     return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "") or None
+
+
+def provenance() -> Row:
+    """Returns the commit, the versions and the device of a measurement."""
+    return {"commit": commit(), "versions": versions(), "device": device()}

@@ -22,10 +22,9 @@ PLAYS = {"plain": "", "pushed": "--push 0.5", "late": "--delay 2 --friction 0.8"
 _STOOD, _ERRORS = re.compile(r"in (\d+) of 20 episodes"), re.compile(r"mean command error (\S+) m/s and (\S+) rad/s")
 
 
-def run(words: Sequence[str], folder: Path) -> Outcome:
-    """Runs a command of rlstable, which prints into `output.txt`; a ConfigError if it fails."""
-    command = [sys.executable, "-m", *words]
-    done = watch(command, environment(PYTHONPATH=str(ROOT)), folder, HOURS * 3600)
+def run(*words: str) -> Outcome:
+    """Runs a command of rlstable; a ConfigError if it fails."""
+    done = watch([sys.executable, "-m", *words], environment(PYTHONPATH=str(ROOT)), HOURS * 3600)
     if done.code != 0:
         raise ConfigError(f"{' '.join(words)}: exit code {done.code}, {done.last_line}")
     return done
@@ -39,12 +38,9 @@ def read(said: str) -> list[float]:
     return [int(stood[1]), *map(float, errors.groups())]
 
 
-def played(policy: Path, folder: Path) -> dict[str, list[float]]:
-    found = {}
-    for name, words in PLAYS.items():
-        run(("rlstable.play", str(policy), "--commands", "20", *words.split()), folder)
-        found[name] = read((folder / "output.txt").read_text())
-    return found
+def played(policy: Path) -> dict[str, list[float]]:
+    command = ("rlstable.play", str(policy), "--commands", "20")
+    return {name: read(run(*command, *words.split()).output) for name, words in PLAYS.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,13 +50,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = parser.parse_intermixed_args(argv)
     with tempfile.TemporaryDirectory() as name:
         for seed in range(asked.seeds):
-            folder = Path(name)
-            own = folder / str(seed)
-            words = ("rlstable.train", "env=robot_velocity", *asked.overrides, f"seed={seed}", f"hydra.run.dir={own}")
-            training = run(words, folder)
-            run(("rlstable.export", f"run={own}", "which=latest", "format=onnx"), folder)
+            own = Path(name, str(seed))
+            words = ("env=robot_velocity", *asked.overrides, f"seed={seed}", f"hydra.run.dir={own}")
+            training = run("rlstable.train", *words)
+            run("rlstable.export", f"run={own}", "which=latest", "format=onnx")
             times = {"seconds": round(training.seconds), "core_seconds": round(training.cpu)}
-            print(json.dumps({"seed": seed, **times, **played(own / "export" / "policy.onnx", folder)}), flush=True)
+            print(json.dumps({"seed": seed, **times, **played(own / "export" / "policy.onnx")}), flush=True)
 
 
 if __name__ == "__main__":

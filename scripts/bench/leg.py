@@ -65,7 +65,7 @@ def run(leg: Leg, seed: int, end: float = math.inf) -> Row:
 def _run(leg: Leg, seed: int, cache: str, end: float) -> Row:
     with tempfile.TemporaryDirectory() as name:
         folder, limit = Path(name), min(leg.limit, end - time.monotonic())
-        outcome = watch(command_of(leg, seed, folder), environment(**caching(leg, cache)), folder, limit)
+        outcome = watch(command_of(leg, seed, folder), environment(**caching(leg, cache)), limit)
         common = {"limit": round(limit, 2), "ran": round(outcome.seconds, 2), "cpu": round(outcome.cpu, 2)}
         points = read_points(leg, folder)
         common |= {"ending": ending_of(leg, points, outcome, folder), "peak_mb": outcome.peak_mb}

@@ -1,10 +1,6 @@
 """The README's moving pictures: the packed policies, and one fault with and without guards."""
 
 import io
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +9,7 @@ from PIL import Image
 
 from rlstable.demo.__main__ import unpacked
 from rlstable.io.run_folder import located
-from scripts import films
-from scripts.process import ROOT, environment
+from scripts import films, study
 
 FILMED = {"quadruped": 10.0, "humanoid": 5.0}  # seconds
 SIZE, EVERY = (400, 300), 2  # pixels, and the share of a film's 30 frames per second
@@ -29,11 +24,8 @@ _FRAMES, _LAST = 40, 20  # of the curves, and repetitions of the last frame
 
 def curve(words: Sequence[str]) -> list[tuple[int, float | None]]:
     """The evaluations of a training: steps, and the return, None for NaN."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rlstable.train", *FAULT, *words, f"hydra.run.dir={folder}/run"]
-        subprocess.run(command, env=environment(PYTHONPATH=str(ROOT)), check=False)  # NaN ends the one without guards
-        rows = map(json.loads, Path(folder, "run", "metrics.jsonl").read_text().splitlines())
-        return [(row["step"], row["eval/episode_reward"]) for row in rows if "eval/episode_reward" in row]
+    with study.trained([*FAULT, *words], range(1)) as ((run,), _):  # NaN ends the one without guards
+        return list(zip(*run.curve().values(), strict=True))
 
 
 def of_fault(path: Path) -> None:

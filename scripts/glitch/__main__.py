@@ -8,28 +8,22 @@ python -m scripts.glitch --page                     # the table of docs/survival
 All seeds of a cell train in one program, those of Brax's PPO one by one. Evaluations have no wrong numbers.
 """
 
+import functools
 import itertools
-import json
-import math
-import sys
-import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlstable.cli.compose import compose
 from rlstable.compilation.xla import disable_async_dispatch
-from rlstable.config import ConfigError
 from rlstable.config.faults import FaultConfig
-from rlstable.envs.load import load_env
 from rlstable.policy import statistics
-from scripts import pages, results
-from scripts.bench.leg import brax_settings
-from scripts.process import ROOT, environment, watch
+from scripts import pages, results, study
 from scripts.results import Row
 from scripts.rivals import brax_rival
+from scripts.study import Cell, Run
 from scripts.survival.page import cell
 
 SIDES = {"off": "off", "default": "default", "brax": "Brax PPO"}  # and their titles on the page
@@ -92,54 +86,31 @@ def _glitches() -> Iterator[Glitch]:
 GLITCHES = {glitch.name: glitch for glitch in _glitches()}
 
 
-def train(side: str, task: str, glitch: Glitch, rate: float, seeds: range) -> list[Row]:
+def train(task: str, side: str, glitch: Glitch, rate: float, seeds: range) -> Iterator[Row]:
     """Trains the seeds; a row is one seed, whose return is that of its last policy."""
-    value = size(task, glitch)
+    value = glitch.value * (TASKS[task].usual if glitch.site == "reward" else 1.0)
+    overrides = [*TASKS[task].overrides, *_QUIET]
+    if side == "brax":  # whose learning rate stays constant
+        fault = FaultConfig(site=glitch.site, value=value, probability=rate) if rate else None
+        for end in brax_rival.train([*overrides, "ppo.learning_rate_schedule=constant"], seeds, fault=fault):
+            yield row(end["seed"], end["returns"][-1] if end["returns"] else None, end["stop_reason"])
+        return
     fault = (f"fault.site={glitch.site}", f"fault.value={value}", f"fault.probability={rate}") if rate else ()
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        given = (f"guards={side}", f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}")
-        command = [sys.executable, "-m", "rlstable.train", *TASKS[task].overrides, *_QUIET, *fault, *given]
-        done = watch(command, environment(PYTHONPATH=str(ROOT)), Path(folder), math.inf)
-        folders = [run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds]
-        if not all((own / "result.json").exists() for own in folders):
-            raise ConfigError(f"{task} {side} {glitch.name}: exit code {done.code}, {done.last_line or 'no output'}")
-        about = {"task": task, "side": side, "glitch": glitch.name, "rate": rate}
-        return [of_run(own, seed, about) for seed, own in zip(seeds, folders, strict=True)]
+    with study.trained([*overrides, f"guards={side}", *fault], seeds) as (runs, _):
+        for run in runs:
+            end = run.result
+            yield row(run.seed, end["last_return"], end["stop_reason"], acted=acted(run))
 
 
-def of_run(folder: Path, seed: int, about: Row) -> Row:
-    """The row of a run; `acted` are the guards that tripped and the limiters that bounded a value, but for gradients.
-
-    All recipes here clip gradients, with every side.
-    """
-    end = json.loads((folder / "result.json").read_text())
-    counts = {name for row in results.read(folder / "metrics.jsonl") for name, value in row.items() if value}
-    acted = {name.split("/")[1] for name in counts if name.endswith(("/active", "/trips"))} - {"gradient_norm"}
-    return row(seed, end["last_return"], end["stop_reason"], **about, acted=sorted(acted))
+def acted(run: Run) -> list[str]:
+    """The guards that tripped and the limiters that bounded a value, but for gradients, which all recipes here clip."""
+    counts = {name for row in run.metrics for name, value in row.items() if value}
+    return sorted({name.split("/")[1] for name in counts if name.endswith(("/active", "/trips"))} - {"gradient_norm"})
 
 
-def train_brax(task: str, glitch: Glitch, rate: float, seeds: range) -> Iterator[Row]:
-    """Trains the seeds with Brax's PPO, whose learning rate stays constant."""
-    config = compose([*TASKS[task].overrides, *_QUIET, "ppo.learning_rate_schedule=constant"])
-    env, length = load_env(config.env), config.env.episode_length
-    for seed in seeds:
-        fault = FaultConfig(site=glitch.site, value=size(task, glitch), probability=rate)
-        faulty = brax_rival.FaultyBraxEnv(env, fault)
-        error, make_policy, params = brax_rival.train(faulty, env, brax_settings(config, seed))
-        if params is None and not rate:
-            raise ConfigError(f"{task} brax: {error}")
-        value = None if params is None else brax_rival.make_evaluation(env, make_policy, length=length)(params)
-        yield row(seed, value, error or "completed", task=task, side="brax", glitch=glitch.name, rate=rate)
-
-
-def size(task: str, glitch: Glitch) -> float:
-    return glitch.value * (TASKS[task].usual if glitch.site == "reward" else 1.0)
-
-
-def row(seed: int, value: float | None, ending: str, **about: Any) -> Row:
+def row(seed: int, value: float | None, ending: str, **more: Any) -> Row:
     finite = value is not None
-    return {**about, "seed": seed, "return": value, "finite": finite, "finished": True, "ending": ending}
+    return {**more, "seed": seed, "return": value, "finite": finite, "finished": True, "ending": ending}
 
 
 def shown(rows: Sequence[Row], task: str, side: str, glitch: str, rate: float) -> str:
@@ -160,14 +131,13 @@ def without_glitches(rows: Sequence[Row], task: str) -> list[str]:
     off, default = ([row["return"] for row in own] for own in sides)
     if not off or len(off) != len(default):
         return []
-    apart = statistics.estimate(np.subtract(default, off))
+    apart = pages.interval(statistics.estimate(np.subtract(default, off)), "{:+,.3g}".format)
     each = [f"{np.mean(own):,.4g} / {min(own):,.4g}" for own in (off, default)]
     acted = {name for own in sides[1] for name in own.get("acted", ())}
-    difference = f"{apart.value:+,.3g} [{apart.low:+,.3g}, {apart.high:+,.3g}]"
-    return [task, str(len(off)), *each, difference, ", ".join(sorted(acted)) or "none"]
+    return [task, str(len(off)), *each, apart, ", ".join(sorted(acted)) or "none"]
 
 
-def write_page(rows: Sequence[Row], path: Path) -> None:
+def write_page(rows: Sequence[Row], out: Path) -> None:
     lines = []
     for task, about in TASKS.items():
         pairs = itertools.product(SIDES, RATES)
@@ -184,7 +154,18 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
         "guards and limiters that acted",
     )  # fmt: skip
     lines += [*pages.table(header, clean), ""]
-    pages.fill(path, {"glitches": "\n".join([*lines, pages.machine()])})
+    pages.fill(out.with_name("survival.md"), {"glitches": "\n".join([*lines, pages.machine()])})
+
+
+def cells(asked: Namespace) -> Iterator[Cell]:
+    names = dict.fromkeys(["none", *(asked.glitch or GLITCHES)])
+    for task, glitch in itertools.product(asked.only or TASKS, map(GLITCHES.__getitem__, names)):
+        sides = asked.side or [side for side in SIDES if side != "brax" or TASKS[task].of_brax]
+        rates = (0.0,) if glitch.name == "none" else asked.rate or RATES
+        for rate, side in itertools.product(rates, sides):
+            about = {"task": task, "side": side, "glitch": glitch.name, "rate": rate}
+            train_own = functools.partial(train, task, side, glitch, rate)
+            yield Cell(" ".join(map(str, about.values())), about, range(asked.seeds), train_own)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -194,20 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
     disable_async_dispatch()  # Brax's PPO trains in this process, on C MuJoCo
-    wanted = [GLITCHES[name] for name in dict.fromkeys(["none", *(asked.glitch or GLITCHES)])]
-    for task in () if asked.page else asked.only or TASKS:
-        for glitch in wanted:
-            for rate in (0.0,) if glitch.name == "none" else asked.rate or RATES:
-                for side in asked.side or [side for side in SIDES if side != "brax" or TASKS[task].of_brax]:
-                    about = {"task": task, "side": side, "glitch": glitch.name, "rate": rate}
-                    seeds = range(len(results.matching(results.read(asked.out), **about)), asked.seeds)
-                    if seeds:
-                        own = (task, glitch, rate, seeds)
-                        for rows in ([one] for one in train_brax(*own)) if side == "brax" else [train(side, *own)]:
-                            results.add(asked.out, rows)
-                    returns = [row["return"] for row in results.matching(results.read(asked.out), **about)]
-                    print(*about.values(), [value and round(value, 1) for value in returns], flush=True)
-    write_page(results.read(asked.out), asked.out.parent / "survival.md")
+    study.run(asked, cells(asked), write_page)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ versions dropped. Nothing else is changed.
 
 import functools
 import inspect
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -19,12 +20,17 @@ from brax.envs.base import Env, State, Wrapper
 from brax.training.agents.ppo import networks as ppo_networks
 from brax.training.agents.ppo import train as ppo
 
+from rlstable.cli.compose import compose
+from rlstable.config import ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.envs.episodes import Episodes, run_episodes
+from rlstable.envs.load import load_env
 from rlstable.envs.vector import VectorEnv
 from rlstable.faults.env import FaultyEnv
 from rlstable.faults.injection import Injection, as_data
 from rlstable.guards.env import Quarantine
+from scripts.bench.leg import brax_settings
+from scripts.results import Row
 from scripts.rivals.replicated import device_put_replicated
 
 EVALUATION_SEED = 2**31 - 1  # the same first states for all policies
@@ -63,23 +69,49 @@ class FaultyBraxEnv(Wrapper):
         return state.replace(info={**state.info, "fault": fault, "fault_steps": count + 1})
 
 
+class Saved(NamedTuple):
+    """A policy during training."""
+
+    step: int
+    make: Callable[..., Any]  # Brax's `make_policy`
+    params: Any
+
+
 def train(
-    env: Env, healthy: Env, settings: Mapping[str, Any], evaluations: int = 0,
-    evaluate: Callable[[int, Any], None] | None = None,
-) -> tuple[str | None, Callable[..., Any], Any]:  # fmt: skip
-    """Runs Brax's PPO with the settings of `rivals/brax_ppo.py`; returns an error, the policy's maker and parameters.
+    overrides: Sequence[str], seeds: range, evaluations: int = 0, episodes: int = 32, fault: FaultConfig | None = None
+) -> Iterator[Row]:
+    """Trains the seeds one after another, and evaluates their policies at equal distances, without the fault.
+
+    Without `evaluations` a row has the return of the last policy only. A stop reason other than `completed` is an error
+    of Brax. A ConfigError if Brax leaves no policy, though it has no fault.
+    """
+    config = compose([*overrides, "devices=1"])
+    env, steps = load_env(config.env), config.ppo.rows * config.ppo.unroll_length // config.ppo.num_envs
+    trained_on = env if fault is None else FaultyBraxEnv(env, fault, steps)
+    for seed in seeds:
+        started = time.perf_counter()
+        error, saved = _train(trained_on, env, brax_settings(config, seed), evaluations)
+        if not saved and fault is None:
+            raise ConfigError(f"Brax's PPO: {error}")
+        yield {
+            "seed": seed, "steps": [own.step for own in saved],
+            "returns": _returns(env, saved, episodes, config.env.episode_length),
+            "finite": bool(saved) and all_finite(saved[-1].params), "stop_reason": error or "completed",
+            "seconds": round(time.perf_counter() - started, 1),
+        }  # fmt: skip
+
+
+def _train(env: Env, healthy: Env, settings: Mapping[str, Any], evaluations: int) -> tuple[str | None, list[Saved]]:
+    """Runs Brax's PPO with the settings of `rivals/brax_ppo.py`; returns an error, and the policies.
 
     Brax's own evaluations are off. Brax can raise after its last update, when it compares the parameters with
     themselves over the devices, a test that NaN fails. The parameters therefore come from the callback before.
     """
-    make, params, error = None, None, None
+    saved: list[Saved] = []
 
-    def keep(step: int, make_policy: Callable[..., Any], found: Any) -> None:
-        nonlocal make, params
+    def keep(step: int, make_policy: Callable[..., Any], params: Any) -> None:
         if step > 0:
-            make, params = make_policy, jax.device_get(found)
-            if evaluate is not None:
-                evaluate(step, params)
+            saved.append(Saved(step, make_policy, jax.device_get(params)))
 
     known = inspect.signature(ppo.train).parameters
     arguments = {name: value for name, value in settings["train"].items() if name in known} | {
@@ -91,22 +123,20 @@ def train(
             ppo.train(env, eval_env=healthy, policy_params_fn=keep, **arguments)
         except Exception as raised:
             where = traceback.extract_tb(raised.__traceback__)[-1].name
-            error = f"{type(raised).__name__} in {where}: {' '.join(str(raised).split())}"[:300]
-    return error, make, params
+            return f"{type(raised).__name__} in {where}: {' '.join(str(raised).split())}"[:300], saved
+    return None, saved
 
 
-def make_evaluation(
-    env: Env, make_policy: Callable[..., Any], episodes: int = 32, length: int = 1000
-) -> Callable[[Any], float | None]:
-    """Returns an evaluation of the mean action on an environment without a fault."""
+def _returns(env: Env, saved: Sequence[Saved], episodes: int, length: int) -> list[float | None]:
+    """Returns the mean returns of the policies' mean actions."""
     envs = VectorEnv(env, length, 1, {"quarantine": Quarantine()})
 
     @jax.jit
     def play(params: Any) -> Episodes:
-        policy, key = make_policy(params, deterministic=True), jax.random.PRNGKey(EVALUATION_SEED)
+        policy, key = saved[0].make(params, deterministic=True), jax.random.PRNGKey(EVALUATION_SEED)
         return run_episodes(envs, lambda obs, key: policy(obs, key)[0], jax.random.split(key, episodes), key)
 
-    return lambda params: mean_return(jax.device_get(play(params)))
+    return [mean_return(jax.device_get(play(own.params))) for own in saved]
 
 
 def mean_return(episodes: Episodes) -> float | None:

@@ -9,29 +9,18 @@ of docs/stability.jsonl, and is not trained again. Delete the rows that a change
 """
 
 import dataclasses
+import functools
 import itertools
-import json
-import math
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from rlstable.cli.compose import compose
-from rlstable.config import ConfigError
-from rlstable.envs.load import load_env
-from scripts import results
-from scripts.bench.leg import brax_settings
-from scripts.process import ROOT, environment, watch
+from scripts import results, study
 from scripts.results import Row
 from scripts.rivals import brax_rival
 from scripts.stability import page as stability_page
 from scripts.stability.page import Task
 from scripts.stability.tasks import PROBES, REWARD_FACTORS
+from scripts.study import Cell, Run
 
 EVALUATIONS = 16
 SIDE_BY_SIDE = 8
@@ -101,66 +90,30 @@ def settings_of(task: str, side: str) -> list[str]:
     return [*TASKS[task].overrides, *evaluations, f"guards={side}"]
 
 
-def missing(rows: Sequence[Row], task: str, side: str, seeds: range) -> range:
-    """Returns the seeds from the first one without a row of the present settings on."""
-    known = {row["seed"] for row in results.matching(rows, task=task, side=side, settings=settings_of(task, side))}
-    return range(next((seed for seed in seeds if seed not in known), seeds.stop), seeds.stop)
+def train(task: str, side: str, seeds: range) -> Iterator[Row]:
+    settings = settings_of(task, side)
+    if side == "brax":
+        yield from brax_rival.train(settings, seeds, EVALUATIONS, TASKS[task].episodes)
+    else:
+        with study.trained([*settings, *_QUIET], seeds) as (runs, _):
+            yield from map(row_of, runs)
 
 
-def train(task: str, side: str, seeds: range) -> list[Row]:
-    with tempfile.TemporaryDirectory() as name:
-        run = Path(name) / "run"
-        about = [f"seed={seeds.start}", f"seeds={len(seeds)}", f"hydra.run.dir={run}"]
-        command = [sys.executable, "-m", "rlstable.train", *settings_of(task, side), *_QUIET, *about]
-        done = watch(command, environment(PYTHONPATH=str(ROOT)), Path(name), math.inf)
-        folders = [run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds]
-        if not all((own / "result.json").exists() for own in folders):
-            raise ConfigError(f"{task} {side}: exit code {done.code}, {done.last_line or 'no output'}")
-        return [seed_row(own, seed) for own, seed in zip(folders, seeds, strict=True)]
+def row_of(run: Run) -> Row:
+    result, collapses = run.result, run.events("return_collapsed")
+    left = result.get("last_return", result["return"])
+    about = {"return_collapsed": collapses, "left": left, "stop_reason": result["stop_reason"]}
+    return {"seed": run.seed, **run.curve(), **about}
 
 
-def seed_row(folder: Path, seed: int) -> Row:
-    metrics, events = (results.read(folder / name) for name in ("metrics.jsonl", "events.jsonl"))
-    evaluated = [row for row in metrics if "eval/episode_reward" in row]
-    result = json.loads((folder / "result.json").read_text())
-    return {
-        "seed": seed,
-        "steps": [row["step"] for row in evaluated],
-        "returns": [row["eval/episode_reward"] for row in evaluated],
-        "return_collapsed": len(results.matching(events, kind="return_collapsed")),
-        "left": result.get("last_return", result["return"]),
-        "stop_reason": result["stop_reason"],
-        "steps_per_second": float(np.median([row["training/sps"] for row in metrics if row.get("training/sps")])),
-    }
-
-
-def train_brax(task: str, seeds: range) -> Iterator[Row]:
-    """Trains the seeds with Brax's PPO, one after another, and evaluates the policies at equal distances."""
-    config = compose([*settings_of(task, "brax"), "devices=1"])
-    env = load_env(config.env)
-    for seed in seeds:
-        saved: list[tuple[int, Any]] = []
-        error, make_policy, _ = brax_rival.train(
-            env, env, brax_settings(config, seed), EVALUATIONS, lambda *found, saved=saved: saved.append(found)
-        )
-        if not saved:
-            raise ConfigError(f"{task} brax: {error}")
-        evaluate = brax_rival.make_evaluation(env, make_policy, TASKS[task].episodes, config.env.episode_length)
-        steps, returns = [step for step, _ in saved], [evaluate(params) for _, params in saved]
-        yield {"seed": seed, "steps": steps, "returns": returns, "stop_reason": error or "completed"}
-
-
-def run(task: str, side: str, seeds: range, out: Path) -> None:
-    started = time.perf_counter()
-    versions = {name: text for name, text in results.versions().items() if name != "rlstable"}
-    about = {"settings": settings_of(task, side), "commit": results.commit(), "versions": versions}
-    about["device"] = results.device()
-    for rows in ([row] for row in train_brax(task, seeds)) if side == "brax" else [train(task, side, seeds)]:
-        results.add(out, [{"task": task, "side": side, **row, **about} for row in rows])
-        for row in rows:
-            returns = [value for value in row["returns"] if value is not None] or [float("nan")]
-            ended = f"seed {row['seed']} last {returns[-1]:.1f} best {max(returns):.1f} {row['stop_reason']}"
-            print(f"{task:24} {side:8} {ended} ({time.perf_counter() - started:.0f} s)", flush=True)
+def cells(tasks: Iterable[str], sides: Iterable[str], count: int | None) -> Iterator[Cell]:
+    for task in tasks:
+        total = count or TASKS[task].seeds
+        own = [side for side in sides if side != "brax" or not TASKS[task].scaled]
+        for start, side in itertools.product(range(0, total, SIDE_BY_SIDE), own):
+            about = {"task": task, "side": side, "settings": settings_of(task, side)}
+            seeds = range(start, min(total, start + SIDE_BY_SIDE))
+            yield Cell(f"{task} {side}", about, seeds, functools.partial(train, task, side))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -168,21 +121,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, help="default: 8, of the inverted pendulum 32")
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
-    failed = 0
-    for task in () if asked.page else asked.only or TASKS:
-        count = asked.seeds or TASKS[task].seeds
-        sides = [side for side in asked.side or stability_page.TITLES if side != "brax" or not TASKS[task].scaled]
-        for start, side in itertools.product(range(0, count, SIDE_BY_SIDE), sides):
-            seeds = missing(results.read(asked.out), task, side, range(start, min(count, start + SIDE_BY_SIDE)))
-            try:
-                if seeds:
-                    run(task, side, seeds, asked.out)
-            except ConfigError as error:
-                failed += 1
-                print(f"stability: {error}", file=sys.stderr, flush=True)
-    stability_page.write(results.read(asked.out), TASKS, asked.out)
-    if failed:
-        sys.exit(f"stability: {failed} of the runs failed; run it again to retry them")
+    wanted = cells(asked.only or TASKS, asked.side or stability_page.TITLES, asked.seeds)
+    study.run(asked, wanted, lambda rows, out: stability_page.write(rows, TASKS, out))
 
 
 if __name__ == "__main__":

@@ -121,13 +121,11 @@ def together(parts: Sequence[Numbers]) -> Numbers:
     )
 
 
-def cells(found: Numbers | None, shows_task: bool) -> list[str]:
-    if found is None:
-        return [""] * len(_COLUMNS)
+def cells(found: Numbers, shows_task: bool) -> list[str]:
     least = int(found.last.argmin())
     name = found.names[least] if shows_task else f"seed {found.names[least].split()[-1]}"
     return [
-        interval(estimate(found.last, interquartile_mean)),
+        pages.interval(estimate(found.last, interquartile_mean), "{:.2f}".format),
         share(found.last < KEPT),
         share(found.fell),
         probability(found),
@@ -140,11 +138,7 @@ def probability(found: Numbers) -> str:
     if found.improvement is None:
         return ""
     low, high = np.percentile(found.improvement[1:], [2.5, 97.5])
-    return interval(Estimate(found.improvement[0], low, high))
-
-
-def interval(of: Estimate) -> str:
-    return f"{of.value:.2f}" + ("" if of.low is None else f" [{of.low:.2f}, {of.high:.2f}]")
+    return pages.interval(Estimate(found.improvement[0], low, high), "{:.2f}".format)
 
 
 def share(flags: np.ndarray) -> str:
@@ -193,10 +187,9 @@ def write(rows: Sequence[Row], tasks: Mapping[str, Task], results: Path) -> None
     if not shown:
         pages.fill(page, {"answer": "`make stability` has trained no seed yet."})
         return
-    found = {side: [numbers(by, name, side, tasks[name]) for name in shown] for side in TITLES}
-    present = {side: [own for own in some if own is not None] for side, some in found.items()}
-    all_of = {side: together(some) for side, some in present.items() if some}
-    summary = [(title, str(len(present[side]) or ""), *cells(all_of.get(side), True)) for side, title in TITLES.items()]
+    found = {side: [own for name in shown if (own := numbers(by, name, side, tasks[name]))] for side in TITLES}
+    all_of = {side: together(some) for side, some in found.items() if some}
+    summary = [(TITLES[side], str(len(found[side])), *cells(own, True)) for side, own in all_of.items()]
     # Tasks with scaled rewards have a table of their own.
     lines = [line for name in shown if not tasks[name].scaled for line in lines_of(by, name, tasks[name])]
     tables = {

@@ -9,15 +9,16 @@ one compiled program per task and side trains all of them, with all seeds at onc
 
 import dataclasses
 import functools
+import itertools
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from brax.envs import get_environment
 
 from rlstable import faults
 from rlstable.cli.compose import compose
@@ -36,11 +37,11 @@ from rlstable.ppo.initial import init_state
 from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.setup import make_ppo
-from scripts import results
-from scripts.bench.leg import brax_settings
+from scripts import results, study
 from scripts.results import Row
 from scripts.rivals import brax_rival
 from scripts.stability.tasks import Late
+from scripts.study import Cell
 from scripts.survival import page as survival_page
 
 # A third of the recipe's learning rate, at which a solved pendulum sometimes collapses without a fault.
@@ -63,7 +64,7 @@ class Case:
     name: str  # its name in the table
     fault: Mapping[str, Any]  # keys of the `fault` section; `HEALTHY` for a fault outside that section
     overrides: tuple[str, ...] = ()  # further overrides of the training
-    unstable: Mapping[str, float] | None = None  # factors on parts of the model in some episodes, by dotted name
+    unstable: tuple[str, float] | None = None  # dotted name of a part of the model, and its factor in some episodes
     late: bool = False  # whether an element of the observation begins to vary after 10 iterations
     whole_run: bool = False  # whether the fault is outside the iteration, so that the case needs a `TrainingLoop`
     rival: bool = False  # whether Brax's PPO can have the fault
@@ -107,19 +108,19 @@ def _cases() -> Iterator[Case]:
     yield Case("disk full", {"site": "disk", "start": 10, "iterations": 40}, whole_run=True)
     yield Case("service down", {"site": "sinks", **later}, whole_run=True)
     yield Case("float16 networks", HEALTHY, ("precision=float16", "ppo.optimizer.eps=1e-5"))
-    yield Case("timestep x1000, 1 episode in 20", HEALTHY, unstable={"opt.timestep": 1000.0})
+    yield Case("timestep x1000, 1 episode in 20", HEALTHY, unstable=("opt.timestep", 1000.0))
     yield Case("an element begins to vary", HEALTHY, late=True)
-    yield Case("actuator gain x1e7, 1 episode in 20", HEALTHY, unstable={"actuator.gain": 1e7})
+    yield Case("actuator gain x1e7, 1 episode in 20", HEALTHY, unstable=("actuator.gain", 1e7))
 
 
 CASES = {case.name: case for case in _cases()}
 
 
 class Unstable:
-    """A Brax environment that multiplies parts of its model in some episodes, so that no integrator is stable."""
+    """A Brax environment that multiplies a part of its model in some episodes, so that no integrator is stable."""
 
-    def __init__(self, env: Any, factors: Mapping[str, float]):
-        self._env, self._factors = env, factors
+    def __init__(self, env: Any, name: str, factor: float):
+        self._env, self._name, self._factor = env, name, factor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
@@ -131,11 +132,8 @@ class Unstable:
 
     def step(self, state: Any, action: jax.Array) -> Any:
         stable, wild = self._env.unwrapped.sys, state.info["wild"]
-        changes = {
-            name: functools.reduce(getattr, name.split("."), stable) * (1.0 + wild * (factor - 1.0))
-            for name, factor in self._factors.items()
-        }
-        self._env.unwrapped.sys = stable.tree_replace(changes)
+        changed = functools.reduce(getattr, self._name.split("."), stable) * (1.0 + wild * (self._factor - 1.0))
+        self._env.unwrapped.sys = stable.tree_replace({self._name: changed})
         try:
             return self._env.step(state, action)
         finally:
@@ -145,9 +143,9 @@ class Unstable:
 class Arena:
     """A compiled training program for several seeds at once."""
 
-    def __init__(self, config: Config, seeds: Sequence[int], unstable: Mapping[str, float] | None, late: bool):
+    def __init__(self, config: Config, seeds: Sequence[int], unstable: tuple[str, float] | None, late: bool):
         env = load_env(config.env)
-        trained = env if unstable is None else Unstable(load_env(config.env), unstable)
+        trained = env if unstable is None else Unstable(load_env(config.env), *unstable)
         if late:
             begins = 10 * config.env_steps_per_iteration // config.ppo.num_envs
             env, trained = Late(env, 0), Late(trained, begins)
@@ -248,56 +246,34 @@ def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seed: int) -> 
     return _row(seed, finished, brax_rival.all_finite(state), value, trips, run.host.elapsed)
 
 
-def run_rival(task: str, case: Case, seed: int) -> Row:
-    started, config = time.perf_counter(), compose([*TASKS[task], *case.overrides])
-    steps = config.ppo.rows * config.ppo.unroll_length // config.ppo.num_envs
-    env = get_environment(config.env.name, backend=config.env.backend)
-    faulty = brax_rival.FaultyBraxEnv(env, FaultConfig(**case.fault), steps)
-    error, make_policy, params = brax_rival.train(faulty, env, brax_settings(config, seed))
-    value = None if params is None else brax_rival.make_evaluation(env, make_policy)(params)
-    finite, seconds = params is not None and brax_rival.all_finite(params), time.perf_counter() - started
-    return _row(seed, error is None, finite, value, {}, seconds)
+def run_rival(overrides: Sequence[str], case: Case, seeds: range) -> Iterator[Row]:
+    for end in brax_rival.train(overrides, seeds, fault=FaultConfig(**case.fault)):
+        value = end["returns"][-1] if end["returns"] else None
+        yield _row(end["seed"], end["stop_reason"] == "completed", end["finite"], value, {}, end["seconds"])
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    choices = {"task": TASKS, "side": survival_page.SIDES, "only": CASES}
-    parser = results.study_parser(__doc__, Path("docs/survival.jsonl"), **choices)
-    parser.add_argument("--seeds", type=int, help="default: 3, and 5 for collapses")
-    asked = parser.parse_args(argv)
-    brax_rival.keep_compiled_programs()
-    cases = [CASES[name] for name in asked.only or CASES]
-    for task in () if asked.page else asked.task or TASKS:
-        for side in asked.side or survival_page.SIDES:
-            run_side(task, side, cases, asked.seeds, asked.out)
-    survival_page.write(results.read(asked.out), [*CASES], asked.out, possible)
+@functools.lru_cache(maxsize=2)
+def _arena(overrides: Sequence[str], seeds: range, unstable: tuple[str, float] | None, late: bool) -> Arena:
+    return Arena(compose([*overrides, "devices=1", *NO_INCIDENTS]), seeds, unstable, late)
 
 
-def run_side(task: str, side: str, cases: Sequence[Case], count: int | None, out: Path) -> None:
-    """Runs the cases without rows. One program trains all seeds of a case; the seeds of whole runs run one by one."""
-    known = {(row["case"], row["seed"]) for row in results.matching(results.read(out), task=task, side=side)}
-    arenas: dict[Any, Arena] = {}
-    for case in cases:
-        seeds = range(count or case.seeds)
-        if not possible(task, side, case.name):
-            continue
-        overrides = (*TASKS[task], f"guards={side}", *case.overrides)
-        if case.whole_run:
-            for seed in seeds:
-                if (case.name, seed) not in known:
-                    _add(out, task, side, case, [run_whole(overrides, case.fault, seed)])
-        elif case.name not in {name for name, _ in known}:
-            if side == "brax":
-                found = [run_rival(task, case, seed) for seed in seeds]
-            else:
-                found = _arena(arenas, overrides, seeds, case).run(case.fault)
-            _add(out, task, side, case, found)
+def train(task: str, side: str, case: Case, seeds: range) -> Iterable[Row]:
+    """Trains all seeds in one program, those of Brax's PPO and of whole runs one by one."""
+    if side == "brax":
+        return run_rival((*TASKS[task], *case.overrides), case, seeds)
+    overrides = (*TASKS[task], f"guards={side}", *case.overrides)
+    if case.whole_run:
+        return (run_whole(overrides, case.fault, seed) for seed in seeds)
+    return _arena(overrides, seeds, case.unstable, case.late).run(case.fault)
 
 
-def _arena(arenas: dict[Any, Arena], overrides: Sequence[str], seeds: range, case: Case) -> Arena:
-    kind = (overrides, str(case.unstable), case.late, seeds)
-    if kind not in arenas:
-        arenas[kind] = Arena(compose([*overrides, "devices=1", *NO_INCIDENTS]), seeds, case.unstable, case.late)
-    return arenas[kind]
+def cells(asked: Namespace) -> Iterator[Cell]:
+    for task, side in itertools.product(asked.task or TASKS, asked.side or survival_page.SIDES):
+        for case in (CASES[name] for name in asked.only or CASES):
+            if possible(task, side, case.name):
+                about = {"task": task, "side": side, "case": case.name}
+                own = functools.partial(train, task, side, case)
+                yield Cell(" ".join(about.values()), about, range(asked.seeds or case.seeds), own)
 
 
 def possible(task: str, side: str, case: str) -> bool:
@@ -309,12 +285,13 @@ def possible(task: str, side: str, case: str) -> bool:
     return has_site and (side != "brax" or about.rival)
 
 
-def _add(out: Path, task: str, side: str, case: Case, found: Sequence[Row]) -> None:
-    results.add(out, [{"task": task, "side": side, "case": case.name, **row} for row in found])
-    shown = [None if row["return"] is None else round(row["return"]) for row in found]
-    finite = all(row["finite"] for row in found)
-    trips = " ".join(sorted({name for row in found for name in row["trips"]}))
-    print(f"{task:12} {side:8} {case.name:36} finite {finite!s:5} returns {shown} {trips}", flush=True)
+def main(argv: Sequence[str] | None = None) -> None:
+    choices = {"task": TASKS, "side": survival_page.SIDES, "only": CASES}
+    parser = results.study_parser(__doc__, Path("docs/survival.jsonl"), **choices)
+    parser.add_argument("--seeds", type=int, help="default: 3, and 5 for collapses")
+    asked = parser.parse_args(argv)
+    brax_rival.keep_compiled_programs()
+    study.run(asked, cells(asked), lambda rows, out: survival_page.write(rows, [*CASES], out, possible))
 
 
 if __name__ == "__main__":

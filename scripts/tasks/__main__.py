@@ -17,26 +17,23 @@ import functools
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
-from scripts import results
+from scripts import results, study
 from scripts.process import ROOT, environment, last_line
 from scripts.results import Row
+from scripts.study import Cell, Run
 from scripts.tasks import learn, page
 
 SEEDS = 5
@@ -91,34 +88,23 @@ def recipe(overrides: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def train(overrides: Sequence[str], seeds: range, kept: Path | None = None) -> list[Row]:
-    """Trains the seeds in one process and returns a row for each; the run folder of the median one goes to `kept`."""
-    with tempfile.TemporaryDirectory() as folder:
-        run, env = Path(folder) / "run", environment(PYTHONPATH=str(ROOT))
-        more = f"seed={seeds[0]} seeds={len(seeds)} eval.num_evals={EVALUATIONS} devices=1".split()
-        command = [sys.executable, "-m", "rlstable.train", *overrides, *more, f"hydra.run.dir={run}"]
-        started, before = time.perf_counter(), os.times()
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-        seconds, after = time.perf_counter() - started, os.times()
-        cpu = sum(after[2:4]) - sum(before[2:4])  # of processes that have ended
-        folders = {seed: run / f"seed-{seed}" if len(seeds) > 1 else run for seed in seeds}
-        if not all((own / "result.json").exists() for own in folders.values()):
-            said = last_line(done.stderr) or last_line(done.stdout) or "no output"
-            raise ConfigError(f"{' '.join(overrides)}: exit code {done.returncode}, {said}")
-        named = re.search(r"^recipe: (\w+)", done.stdout, re.MULTILINE)
-        times = {"minutes": round(seconds / 60, 1), "cpu_minutes": round(cpu / 60, 1)}
+def train(overrides: Sequence[str], seeds: range, kept: Path | None = None) -> Iterator[Row]:
+    """Trains the seeds in one process and yields a row for each; the run folder of the median one goes to `kept`."""
+    with study.trained([*overrides, f"eval.num_evals={EVALUATIONS}", "devices=1"], seeds) as (runs, done):
+        named = re.search(r"^recipe: (\w+)", done.output, re.MULTILINE)
+        times = {"minutes": round(done.seconds / 60, 1), "cpu_minutes": round(done.cpu / 60, 1)}
         about = {"name": named.group(1) if named else "", **times}
-        rows = [{"seed": seed, **about, **_looked_again(_row(own), own)} for seed, own in folders.items()]
+        rows = [{"seed": run.seed, **about, **_looked_again(_row(run), run.folder)} for run in runs]
         if not all(row["returns"] for row in rows):
-            raise ConfigError(f"{' '.join(overrides)}: a seed ended before its first evaluation")
+            raise ConfigError("a seed ended before its first evaluation")
+        yield from rows
         if kept is not None:
-            median = sorted(rows, key=lambda row: page.curve(row)[-1])[len(rows) // 2]["seed"]
+            order = sorted(range(len(rows)), key=lambda index: page.curve(rows[index])[-1])
             shutil.rmtree(kept, ignore_errors=True)
             try:
-                shutil.copytree(folders[median], kept)
-            except OSError as error:  # the rows of hours of training are not saved yet
-                print(f"tasks: {kept} is not kept: {error}", file=sys.stderr, flush=True)
-        return rows
+                shutil.copytree(runs[order[len(order) // 2]].folder, kept)
+            except OSError as error:
+                raise ConfigError(f"{kept} is not kept: {error}") from error
 
 
 def draw(name: str) -> None:
@@ -135,18 +121,15 @@ def _file(name: str) -> str:
     return name.replace(":", "_")
 
 
-def _row(folder: Path) -> Row:
-    metrics = results.read(folder / "metrics.jsonl")
-    evaluated = [row for row in metrics if "eval/episode_reward" in row]
+def _row(run: Run) -> Row:
+    metrics, result = run.metrics, run.result
     valid = [row["training/valid_share"] for row in metrics if "training/valid_share" in row]
-    result = json.loads((folder / "result.json").read_text())
     return {
-        "steps": [row["step"] for row in evaluated],
-        "returns": [row["eval/episode_reward"] for row in evaluated],
+        **run.curve(),
         "handed_over": result["return"],
         "last_again": result.get("fallen_return", result.get("confirmed_last_return")),
         "stop_reason": result["stop_reason"],
-        "rollbacks": len(results.matching(results.read(folder / "events.jsonl"), kind="rolled_back")),
+        "rollbacks": run.events("rolled_back"),
         "trips": results.trips(metrics[-1]),
         "masked": 1.0 - float(np.mean(valid)) if valid else 0.0,
     }
@@ -173,61 +156,49 @@ def _looked_again(row: Row, folder: Path) -> Row:
     return {**row, **found}
 
 
-def missing(rows: Sequence[Row], name: str, seeds: int) -> range:
-    """Returns the seeds that the recipe of a task has not trained."""
-    own = results.matching(rows, task=name, recipe=recipe(tasks()[name].command))
-    return range(max((row["seed"] + 1 for row in own), default=0), seeds)
-
-
 def stale(rows: Sequence[Row], name: str) -> bool:
     """Returns whether the recipe of a task has changed since its newest training."""
     shown = page.latest(rows, name)
     return bool(shown) and shown[0]["recipe"] != recipe(tasks()[name].command)
 
 
-def about() -> dict[str, Any]:
-    return {"commit": results.commit(), "versions": results.versions(), "device": results.device()}
+def cells(names: Iterable[str], seeds: int) -> Iterator[Cell]:
+    for name in names:
+        command = tasks()[name].command
+        about = {"task": name, "recipe": recipe(command)}
+        yield Cell(name, about, range(seeds), functools.partial(_train_and_draw, name, command))
+
+
+def _train_and_draw(name: str, command: Sequence[str], seeds: range) -> Iterator[Row]:
+    yield from train(command, seeds, RUNS / _file(name))
+    draw(name)
+
+
+def write_pages(rows: Sequence[Row], out: Path) -> None:
+    page.write(rows, tasks(), out.with_suffix(".md"), [name for name in tasks() if stale(rows, name)])
+    films = {name: f"gallery/{_file(name)}.webp" for name in tasks() if (GALLERY / f"{_file(name)}.webp").exists()}
+    page.write_gallery(rows, films, out.with_name("gallery.md"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    try:
-        _main(argv)
-    except ConfigError as error:
-        sys.exit(f"tasks: {error}")
-
-
-def _main(argv: Sequence[str] | None) -> None:
     parser = results.study_parser(__doc__, Path("docs/tasks.jsonl"), only=tasks())
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"default: {SEEDS}")
     parser.add_argument("--films", action="store_true", help="draw docs/gallery again, and train nothing")
     parser.add_argument("--learn", action="store_true", help="train the tasks of learn.yaml, into docs/learn.jsonl")
     parser.add_argument("--short", action="store_true", help="with --learn: only the quick tasks")
     asked = parser.parse_args(argv)
-    if asked.learn:
-        sys.exit(learn.main(asked.short, train, about(), asked.out.with_name("learn.jsonl")))
-    if importlib.util.find_spec("mujoco_playground") is None:
-        raise ConfigError("needs MuJoCo Playground for the marks of its page; use make tasks")
-    failed = 0
-    for name in () if asked.page or asked.films else asked.only or tasks():
-        command = tasks()[name].command
-        try:
-            if seeds := missing(results.read(asked.out), name, asked.seeds):
-                rows = train(command, seeds, RUNS / _file(name))
-                results.add(asked.out, [{"task": name, "recipe": recipe(command), **row, **about()} for row in rows])
-                last = ", ".join(f"{row['returns'][-1]:.4g}" for row in rows)
-                print(f"{name:28} {last} ({rows[0]['minutes']} min)", flush=True)
-                draw(name)
-        except ConfigError as error:
-            failed += 1
-            print(f"tasks: {error}", file=sys.stderr, flush=True)
-    for name in asked.only or tasks() if asked.films else ():
-        draw(name)
-    rows = results.read(asked.out)
-    page.write(rows, tasks(), asked.out.with_suffix(".md"), [name for name in tasks() if stale(rows, name)])
-    films = {name: f"gallery/{_file(name)}.webp" for name in tasks() if (GALLERY / f"{_file(name)}.webp").exists()}
-    page.write_gallery(rows, films, asked.out.with_name("gallery.md"))
-    if failed:
-        sys.exit(f"tasks: {failed} of the tasks failed; run it again to retry them")
+    try:
+        if asked.learn:
+            sys.exit(learn.main(asked.short, train, results.provenance(), asked.out.with_name("learn.jsonl")))
+        if importlib.util.find_spec("mujoco_playground") is None:
+            raise ConfigError("needs MuJoCo Playground for the marks of its page; use make tasks")
+        names = asked.only or tasks()
+        for name in names if asked.films else ():
+            draw(name)
+        wanted = () if asked.films else cells(names, asked.seeds)
+        study.run(asked, wanted, write_pages)
+    except ConfigError as error:
+        sys.exit(f"tasks: {error}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Trains a few tasks and compares their returns with the thresholds of `learn.yaml`, before a change lands."""
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from scripts import pages, results
 from scripts.results import Row
 
 _THRESHOLDS = Path(__file__).parent / "learn.yaml"
-_Train = Callable[[Sequence[str], range], list[Row]]
+_Train = Callable[[Sequence[str], range], Iterable[Row]]
 
 
 def judge(rows: Sequence[Row], wanted: Mapping[str, Any]) -> bool:
@@ -32,7 +32,7 @@ def main(short: bool, train: _Train, about: Mapping[str, Any], out: Path, thresh
     missed = []
     for name, wanted in asked["tasks"].items():
         if not short or wanted.get("short"):
-            rows = train(wanted["command"].split(), range(asked["seeds"]))
+            rows = list(train(wanted["command"].split(), range(asked["seeds"])))
             last, given = [row["returns"][-1] for row in rows], [row["handed_over"] for row in rows]
             found[name] = {"last": last, "handed_over": given}
             missed += [] if judge(rows, wanted) else [name]

@@ -103,7 +103,7 @@ def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> l
     cells = [
         own[0]["name"] + " †" * stale, f"{max(row['steps'][-1] for row in own) / 1e6:.2g}",
         f"{'' if 'cpu_minutes' in own[0] else '< '}{minutes(own):.1f}",
-        _text(last.value) + ("" if last.low is None else f" [{_text(last.low)}, {_text(last.high or 0.0)}]"),
+        pages.interval(last, _text),
         _text(min(values[-1] for values in curves)), _text(given), sparkline(curves),
         f"{ended} {learned}", f"{ever} {learned}", _kept_out(own),
     ]  # fmt: skip

@@ -25,7 +25,7 @@ from scripts.process import Outcome
 CPU = {"platform": "cpu", "kind": "Slow CPU", "cpus": 2}
 LEG = Leg("threshold", "pendulum", "ours", "", False, ("env=inverted_pendulum",), 60.0, 950.0)
 RIVAL = dataclasses.replace(LEG, side="sb3", settings={"env": "InvertedPendulum-v5"})
-DONE = Outcome(started=100.0, seconds=20.0, cpu=30.0, code=0, peak_mb=500.0, last_line="")
+DONE = Outcome(started=100.0, seconds=20.0, cpu=30.0, code=0, peak_mb=500.0)
 # Options that Brax's PPO lacks.
 OURS = (
     "gae", "normalizer_update", "normalize_values", "learning_rate_warmup",
@@ -124,9 +124,9 @@ def test_every_way_to_end_a_leg_has_a_name(leg: Leg, own: Any, code: int | None,
     assert legs.ending_of(leg, own, dataclasses.replace(DONE, code=code), tmp_path) == ending
 
 
-def test_process_that_runs_out_of_time_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_process_that_runs_out_of_time_is_killed_with_its_children() -> None:
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
-    outcome = process.watch([sys.executable, "-c", code], process.environment(), tmp_path, 1.0)
+    outcome = process.watch([sys.executable, "-c", code], process.environment(), 1.0)
     assert outcome.code is None and 1.0 <= outcome.seconds < 60
     state = Path(f"/proc/{outcome.last_line}/stat")
     for _ in range(600):  # until the kernel has removed the process

@@ -31,7 +31,7 @@ def test_table_marks_the_cells_whose_least_seed_is_too_low(tmp_path: Path) -> No
     for rate in glitch.RATES:
         rows += [row("reward +30", rate, 0, 98.0), row("reward +30", rate, 1, 90.0)]
     rows += [row("reward -30", 1e-3, 0, 96.0), row("reward -30", 1e-3, 1, None)]
-    glitch.write_page(rows, tmp_path / "survival.md")
+    glitch.write_page(rows, tmp_path / "glitch.jsonl")
     page = (tmp_path / "survival.md").read_text()
     assert "| reward +30 | **0.94 / 0.90** | **0.94 / 0.90** | 0.94 / 0.90 |" in page
     assert "| reward -30 |  | **nan 0.48 / 0.00** |  |" in page

@@ -1,5 +1,6 @@
 """The study of all tasks: its list of tasks, its page, and the thresholds of `make learn`."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -10,6 +11,8 @@ import pytest
 import yaml
 
 from rlstable.config.defaults import config_dir
+from scripts.process import Outcome
+from scripts.study import Run
 from scripts.tasks import __main__ as study
 from scripts.tasks import learn, page
 from scripts.tasks.__main__ import Task
@@ -31,15 +34,13 @@ def test_every_brax_task_and_the_control_suite_are_listed():
     assert len([task for task in listed.values() if task.source == "playground"]) == 54
 
 
-def test_command_of_a_task_is_the_plain_one():
-    assert study.tasks()["brax:walker2d"].command == ["env=walker2d"]
-    assert study.tasks()["playground:CheetahRun"].command == ["env=playground", "env.name=CheetahRun"]
-
-
-def test_models_of_robots_are_found_in_the_repository_and_in_packages():
-    listed = [task for task in study.tasks().values() if task.source == "robot"]
-    assert listed and all(Path(task.command[1].removeprefix("env.xml=")).is_file() for task in listed)
-    assert study.tasks()["robot:ant_velocity"].command[::4] == ["env=robot_velocity", "env.task.actions.damping=10"]
+def test_command_of_a_task_is_the_plain_one_with_a_model_that_exists():
+    listed = study.tasks()
+    assert listed["brax:walker2d"].command == ["env=walker2d"]
+    assert listed["playground:CheetahRun"].command == ["env=playground", "env.name=CheetahRun"]
+    robots = [task for task in listed.values() if task.source == "robot"]
+    assert robots and all(Path(task.command[1].removeprefix("env.xml=")).is_file() for task in robots)
+    assert listed["robot:ant_velocity"].command[::4] == ["env=robot_velocity", "env.task.actions.damping=10"]
 
 
 def test_recipe_of_a_robot_does_not_depend_on_the_folder_of_its_model(tmp_path):
@@ -51,18 +52,15 @@ def test_recipe_of_a_robot_does_not_depend_on_the_folder_of_its_model(tmp_path):
 
 def test_line_of_a_robot_has_its_model_and_the_share_of_the_greatest_return():
     task = Task("robot", "arm", env="robot_reach", model="models/arm.xml", most=4.0)
-    cells = page.line([row(0, [1.0, 3.0])], "brax:hopper", task)
-    assert cells[:3] == ["robot_reach", "`models/arm.xml`", "cpu"] and cells[-2:] == ["4", "0.75"]
+    cells = page.line([row(0, [1.0, 3.0])], "brax:hopper", task, stale=True)
+    assert cells[:3] == ["robot_reach", "`models/arm.xml`", "cpu †"] and cells[-2:] == ["4", "0.75"]
 
 
 def test_task_is_stale_if_its_newest_rows_have_another_recipe():
     now = {**row(0, [1.0]), "recipe": study.recipe(study.tasks()["brax:hopper"].command)}
     assert not study.stale([], "brax:hopper") and not study.stale([{**now, "recipe": "older"}, now], "brax:hopper")
     assert study.stale([now, {**now, "recipe": "other"}], "brax:hopper")
-
-
-def test_line_marks_a_task_whose_recipe_has_changed():
-    assert page.line([row(0, [1.0, 3.0])], "brax:hopper", HOPPER, stale=True)[1] == "cpu †"
+    assert study.recipe(["env=hopper", "ppo.discounting=0.5"]) != now["recipe"]
 
 
 def test_every_threshold_is_far_above_what_a_trivial_policy_returns():
@@ -114,11 +112,8 @@ def test_last_return_is_compared_with_the_policy_handed_over_not_with_the_luckie
     assert page.lost([{**unlucky, "last_again": 85.0}, {**again, "last_again": 75.0}]) == 1
 
 
-def test_evaluation_without_a_finite_return_counts_as_the_lowest_one():
+def test_curve_has_no_gaps_and_seeds_with_different_numbers_of_evaluations_are_drawn():
     np.testing.assert_array_equal(page.curve(row(0, [3.0, 7.0]) | {"returns": [3.0, None, 7.0]}), [3.0, 3.0, 7.0])
-
-
-def test_curve_of_seeds_with_different_numbers_of_evaluations_is_drawn():
     assert page.sparkline([np.array([0.0, 4.0, 8.0]), np.array([0.0, 0.0, 0.0, 0.0, 8.0])]) == "▁▃█"
 
 
@@ -128,28 +123,14 @@ def test_page_shows_the_rows_of_the_newest_recipe_only():
 
 
 def test_page_says_how_many_tasks_reach_their_record(tmp_path):
-    target = tmp_path / "tasks.md"
-    target.write_text("# Tasks\n")
-    page.write([], {"brax:hopper": HOPPER}, target)
-    assert "0 of 1 tasks trained." in target.read_text()
-    page.write(
-        [row(0, [2400.0]), row(1, [2500.0])], {"brax:hopper": HOPPER, "brax:ant": Task("brax", "ant", {})}, target
-    )
+    target, known = tmp_path / "tasks.md", {"brax:hopper": HOPPER, "brax:ant": Task("brax", "ant", {})}
+    page.write([], known, target)
+    assert "0 of 2 tasks trained." in target.read_text()
+    page.write([row(0, [2400.0]), row(1, [2500.0])], known, target)
     text = target.read_text()
     assert "1 of 2 tasks trained. 1 of 1 with a public record reach 90% of the first one, 1 of every one." in text
     assert "0 of 2 seeds learned nothing" in text and "Of the others, 0 ended below 0.8" in text
-    assert "2,450" in text
-    assert "Not trained yet." in text  # Playground's tasks
-
-
-def test_changed_recipe_makes_the_rows_of_a_task_stale():
-    rows = [row(seed, [1.0], recipe="old") for seed in range(5)]
-    assert study.missing(rows, "brax:hopper", 5) == range(5)
-    current = study.recipe(["env=hopper"])
-    rows = [row(seed, [1.0], recipe=current) for seed in range(5)]
-    assert not study.missing(rows, "brax:hopper", 5)
-    assert study.missing(rows[:3], "brax:hopper", 5) == range(3, 5)
-    assert study.recipe(["env=hopper", "ppo.discounting=0.5"]) != current
+    assert "2,450" in text and "Not trained yet." in text  # Playground's tasks
 
 
 @pytest.mark.parametrize(("returns", "reached"), [((9.0, 11.0), True), ((8.0, 9.0), False), ((None, 30.0), False)])
@@ -186,31 +167,32 @@ def test_missed_threshold_is_named_and_stays_in_the_history(tmp_path, capsys):
 def test_fallen_seeds_are_evaluated_again_and_failures_after_training_keep_the_rows(
     fails, monkeypatch, tmp_path, capsys
 ):
-    def run(command, cwd=None, **_):
-        if command[2] == "rlstable.evaluate":
-            mean = 8.0 if "which=best" in command else 7.5
-            found = json.dumps({"return": None if fails else {"mean": {"value": mean}}})
-            return subprocess.CompletedProcess(command, int(fails == "no checkpoint"), found, fails)
-        assert command[4:6] == ["seed=2", "seeds=3"]
-        for seed, returned in enumerate((5.0, 9.0, 7.0), start=2):
-            folder = Path(cwd) / "run" / f"seed-{seed}"
-            folder.mkdir(parents=True)
-            (folder / "result.json").write_text('{"return": 9.0, "stop_reason": "completed"}')
-            row = {"step": 10, "eval/episode_reward": returned, "training/valid_share": 0.75}
-            (folder / "metrics.jsonl").write_text(json.dumps(row))
-        return subprocess.CompletedProcess(command, 0, "recipe: cpu (recipe_for=auto)\n", "")
+    @contextlib.contextmanager
+    def trained(overrides, seeds):
+        runs = [Run(seed, tmp_path / str(seed)) for seed in seeds]
+        for run, returned in zip(runs, (5.0, 9.0, 7.0), strict=True):
+            run.folder.mkdir()
+            (run.folder / "result.json").write_text('{"return": 9.0, "stop_reason": "completed"}')
+            metrics = {"step": 10, "eval/episode_reward": returned, "training/valid_share": 0.75}
+            (run.folder / "metrics.jsonl").write_text(json.dumps(metrics))
+        yield runs, Outcome(0.0, 60.0, 90.0, 0, None, "recipe: cpu (recipe_for=auto)\n")
 
-    monkeypatch.setattr(study.subprocess, "run", run)
-    rows = study.train(["env=hopper"], range(2, 5), tmp_path / "kept")
+    def evaluate(command, **_):
+        mean = 8.0 if "which=best" in command else 7.5
+        found = json.dumps({"return": None if fails else {"mean": {"value": mean}}})
+        return subprocess.CompletedProcess(command, int(fails == "no checkpoint"), found, fails)
+
+    monkeypatch.setattr(study.study, "trained", trained)
+    monkeypatch.setattr(study.subprocess, "run", evaluate)
+    rows = list(study.train(["env=hopper"], range(2, 5), tmp_path / "kept"))
     assert [(row["name"], row["seed"], row["returns"]) for row in rows] == [
-        ("cpu", seed, [returned]) for seed, returned in enumerate((5.0, 9.0, 7.0), start=2)
-    ]
-    again = [(row["handed_over"], row["last_again"]) for row in rows]
+        ("cpu", 2, [5.0]), ("cpu", 3, [9.0]), ("cpu", 4, [7.0])
+    ]  # fmt: skip
     fallen = (9.0, None) if fails else (8.0, 7.5)
+    again = [(row["handed_over"], row["last_again"]) for row in rows]
     assert again == [fallen, (9.0, None), fallen]  # 5 and 7 are below 0.8 of 9
-    said = capsys.readouterr().err
-    assert said.count(f"tasks: a fall is not confirmed: {fails}") == 2 * bool(fails)
-    assert [row["masked"] for row in rows] == [0.25] * 3
+    assert capsys.readouterr().err.count(f"tasks: a fall is not confirmed: {fails}") == 2 * bool(fails)
+    assert [(row["masked"], row["minutes"], row["cpu_minutes"]) for row in rows] == [(0.25, 1.0, 1.5)] * 3
     assert json.loads((tmp_path / "kept/metrics.jsonl").read_text())["eval/episode_reward"] == 7.0  # of the median seed
 
 
