@@ -13,11 +13,10 @@ import itertools
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config.faults import FaultConfig
 from rlstable.policy import statistics
 from scripts import pages, results, study
@@ -93,24 +92,21 @@ def train(task: str, side: str, glitch: Glitch, rate: float, seeds: range) -> It
     if side == "brax":  # whose learning rate stays constant
         fault = FaultConfig(site=glitch.site, value=value, probability=rate) if rate else None
         for end in brax_rival.train([*overrides, "ppo.learning_rate_schedule=constant"], seeds, fault=fault):
-            yield row(end["seed"], end["returns"][-1] if end["returns"] else None, end["stop_reason"])
+            value = end["returns"][-1] if end["returns"] else None
+            yield {"seed": end["seed"], "return": value, "ending": end["stop_reason"]}
         return
     fault = (f"fault.site={glitch.site}", f"fault.value={value}", f"fault.probability={rate}") if rate else ()
     with study.trained([*overrides, f"guards={side}", *fault], seeds) as (runs, _):
         for run in runs:
             end = run.result
-            yield row(run.seed, end["last_return"], end["stop_reason"], acted=acted(run))
+            about = {"return": end["last_return"], "ending": end["stop_reason"]}
+            yield {"acted": acted(run), "seed": run.seed, **about}
 
 
 def acted(run: Run) -> list[str]:
     """The guards that tripped and the limiters that bounded a value, but for gradients, which all recipes here clip."""
     counts = {name for row in run.metrics for name, value in row.items() if value}
     return sorted({name.split("/")[1] for name in counts if name.endswith(("/active", "/trips"))} - {"gradient_norm"})
-
-
-def row(seed: int, value: float | None, ending: str, **more: Any) -> Row:
-    finite = value is not None
-    return {**more, "seed": seed, "return": value, "finite": finite, "finished": True, "ending": ending}
 
 
 def shown(rows: Sequence[Row], task: str, side: str, glitch: str, rate: float) -> str:
@@ -169,12 +165,10 @@ def cells(asked: Namespace) -> Iterator[Cell]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = results.study_parser(__doc__, Path("docs/glitch.jsonl"), only=TASKS, side=SIDES, glitch=GLITCHES)
+    parser = results.study_parser(__doc__, Path("docs/glitch.jsonl"), 4, only=TASKS, side=SIDES, glitch=GLITCHES)
     parser.add_argument("--rate", action="append", type=float, choices=RATES, help="default: all")
-    parser.add_argument("--seeds", type=int, default=4, help="seeds per cell; default: 4")
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
-    disable_async_dispatch()  # Brax's PPO trains in this process, on C MuJoCo
     study.run(asked, cells(asked), write_page)
 
 

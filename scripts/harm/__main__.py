@@ -10,17 +10,20 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rlstable.config.overrides import literal
+from rlstable.envs.episodes import run_episodes
+from rlstable.envs.vector import VectorEnv
+from rlstable.guards.env import Quarantine
 from rlstable.policy import statistics
 from scripts import pages, results, study
 from scripts.harm.environments import CASES, Point
 from scripts.results import Row
+from scripts.rivals.brax_rival import mean_return
 from scripts.study import Cell
 
 SIDES = ("off", "default")
@@ -50,21 +53,13 @@ def train(name: str, side: str, seeds: range) -> Iterator[Row]:
 
 
 @functools.cache
-def idle_return(name: str) -> float:
+def idle_return(name: str) -> float | None:
     """Mean return of the action 0, without observations, over 64 episodes."""
     case = CASES[name]
     env = Point(**{**case.kwargs, **case.eval_kwargs})
-
-    def episode(key: jax.Array) -> jax.Array:
-        def step(carry: Any, _: None) -> Any:
-            state, runs = carry
-            state = env.step(state, jnp.zeros(env.action_size))
-            return (state, runs * (1.0 - state.done)), runs * state.reward
-
-        start = env.reset(key)
-        return jnp.sum(jax.lax.scan(step, (start, jnp.ones(())), None, case.length)[1])
-
-    return float(jnp.nanmean(jax.jit(jax.vmap(episode))(jax.random.split(jax.random.PRNGKey(0), 64))))
+    envs, key = VectorEnv(env, case.length, 1, {"quarantine": Quarantine()}), jax.random.PRNGKey(0)
+    idle = jnp.zeros((64, env.action_size))
+    return mean_return(jax.jit(lambda keys: run_episodes(envs, lambda *_: idle, keys, key))(jax.random.split(key, 64)))
 
 
 def line_of(rows: Sequence[Row], name: str) -> list[str]:
@@ -113,9 +108,7 @@ def cells(names: Iterable[str], seeds: int) -> Iterator[Cell]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = results.study_parser(__doc__, Path("docs/harm.jsonl"), only=CASES)
-    parser.add_argument("--seeds", type=int, default=8, help="seeds per side; default: 8")
-    asked = parser.parse_args(argv)
+    asked = results.study_parser(__doc__, Path("docs/harm.jsonl"), 8, only=CASES).parse_args(argv)
     study.run(asked, cells(asked.only or CASES, asked.seeds), write_page)
 
 

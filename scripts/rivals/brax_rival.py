@@ -21,6 +21,7 @@ from brax.training.agents.ppo import networks as ppo_networks
 from brax.training.agents.ppo import train as ppo
 
 from rlstable.cli.compose import compose
+from rlstable.compilation.xla import disable_async_dispatch
 from rlstable.config import ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.envs.episodes import Episodes, run_episodes
@@ -85,6 +86,7 @@ def train(
     Without `evaluations` a row has the return of the last policy only. A stop reason other than `completed` is an error
     of Brax. A ConfigError if Brax leaves no policy, though it has no fault.
     """
+    disable_async_dispatch()  # for C MuJoCo, which is called by programs of this process
     config = compose([*overrides, "devices=1"])
     env, steps = load_env(config.env), config.ppo.rows * config.ppo.unroll_length // config.ppo.num_envs
     trained_on = env if fault is None else FaultyBraxEnv(env, fault, steps)

@@ -117,11 +117,11 @@ def cells(tasks: Iterable[str], sides: Iterable[str], count: int | None) -> Iter
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = results.study_parser(__doc__, Path("docs/stability.jsonl"), only=TASKS, side=stability_page.TITLES)
-    parser.add_argument("--seeds", type=int, help="default: 8, of the inverted pendulum 32")
+    usual, sides = "8, of the inverted pendulum 32", stability_page.TITLES
+    parser = results.study_parser(__doc__, Path("docs/stability.jsonl"), usual, only=TASKS, side=sides)
     asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
-    wanted = cells(asked.only or TASKS, asked.side or stability_page.TITLES, asked.seeds)
+    wanted = cells(asked.only or TASKS, asked.side or sides, asked.seeds)
     study.run(asked, wanted, lambda rows, out: stability_page.write(rows, TASKS, out))
 
 

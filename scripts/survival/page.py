@@ -26,9 +26,9 @@ def cell(rows: Sequence[Row], clean: float, possible: bool = True) -> tuple[str,
     shares = [0.0 if row["return"] is None else row["return"] / clean for row in rows]
     least = min(shares)
     text = f"{np.median(shares):.2f} / {least:.2f}"
-    if not all(row["finite"] for row in rows):
+    if not all(row.get("finite", row["return"] is not None) for row in rows):
         return f"**nan** {text}", RED
-    if not all(row["finished"] for row in rows):
+    if not all(row.get("finished", True) for row in rows):
         return f"**stopped** {text}", RED
     if least >= ENOUGH:
         return text, GREEN

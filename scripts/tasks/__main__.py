@@ -36,7 +36,6 @@ from scripts.results import Row
 from scripts.study import Cell, Run
 from scripts.tasks import learn, page
 
-SEEDS = 5
 EVALUATIONS = 20
 EPISODES = 512  # of both policies of a seed that seems to have fallen
 FOLDER = Path(__file__).parent
@@ -181,8 +180,7 @@ def write_pages(rows: Sequence[Row], out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = results.study_parser(__doc__, Path("docs/tasks.jsonl"), only=tasks())
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"default: {SEEDS}")
+    parser = results.study_parser(__doc__, Path("docs/tasks.jsonl"), 5, only=tasks())
     parser.add_argument("--films", action="store_true", help="draw docs/gallery again, and train nothing")
     parser.add_argument("--learn", action="store_true", help="train the tasks of learn.yaml, into docs/learn.jsonl")
     parser.add_argument("--short", action="store_true", help="with --learn: only the quick tasks")
