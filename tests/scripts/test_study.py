@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,14 @@ from scripts.process import Outcome
 from scripts.study import Cell
 
 
-def row(seed: int, value: float | None = 1.0) -> dict[str, Any]:
-    return {"task": "x", "seed": seed, "return": value}
-
-
 def test_seeds_are_trained_from_the_first_one_without_a_row_on() -> None:
     cell = Cell("x", {"task": "x"}, range(4, 8), list)
-    known = [row(4), row(5), row(7), {**row(6), "task": "y"}]
+    known = [{"task": task, "seed": seed} for task, seed in (("x", 4), ("x", 5), ("x", 7), ("y", 6))]
     assert study.missing(known, cell) == range(6, 8)
-    assert not study.missing([{"task": "x", "seeds": list(range(8))}], cell)  # all seeds of an older row
+    assert not study.missing([{"task": "x", "seeds": list(range(8))}], cell)  # an older row, of all seeds
 
 
-def test_study_keeps_the_rows_of_a_cell_that_fails_and_trains_the_rest_the_next_time(
+def test_rows_of_a_cell_that_fails_are_kept_and_the_other_seeds_trained_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(results, "provenance", lambda: {"commit": "abc"})
@@ -39,52 +35,48 @@ def test_study_keeps_the_rows_of_a_cell_that_fails_and_trains_the_rest_the_next_
                 raise ConfigError("exit code 1")
             yield {"seed": seed, "return": None if seed else 2.0}
 
-    cells = [Cell("cell", {"task": "x"}, range(2), train)]
+    def run() -> None:
+        study.run(asked, [Cell("cell", {"task": "x"}, range(2), train)], lambda rows, out: pages.append(len(rows)))
+
     with pytest.raises(SystemExit, match="1 cells failed"):
-        study.run(asked, cells, lambda rows, out: pages.append(len(rows)))
+        run()
     fails.clear()
-    for _ in range(2):
-        study.run(asked, cells, lambda rows, out: pages.append(len(rows)))
-    assert results.read(asked.out) == [{**row(0, 2.0), "commit": "abc"}, {**row(1, None), "commit": "abc"}]
+    run(), run()
+    found = [{"task": "x", "seed": seed, "return": value, "commit": "abc"} for seed, value in ((0, 2.0), (1, None))]
+    assert results.read(asked.out) == found and pages == [1, 2, 2]
     printed = capsys.readouterr()
-    assert pages == [1, 2, 2] and printed.err == "cell: exit code 1\n" and printed.out.count("nan (") == 1
+    assert printed.err == "cell: exit code 1\n" and printed.out.count("nan (") == 1
 
 
-@pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Replaces the training process by one that writes these results; keeps its command."""
-    about: dict[str, Any] = {"result": {"stop_reason": "completed"}}
+def writes(monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
+    """Replaces the training by a process that writes this result of each seed, or none."""
 
-    def watch(command: Sequence[str], env: Mapping[str, str]) -> Outcome:
-        about["command"] = command
+    def watch(command: Sequence[str], env: Any) -> Outcome:
         words = dict(word.split("=", 1) for word in command[3:])
-        for seed in range(int(words["seeds"])):
-            name = f"seed-{seed + int(words['seed'])}" if int(words["seeds"]) > 1 else ""
-            folder = Path(words["hydra.run.dir"], name)
-            folder.mkdir(parents=True)
-            if about["result"]:
-                (folder / "result.json").write_text(json.dumps(about["result"]))
+        first, count = int(words["seed"]), int(words["seeds"])
+        for seed in range(first, first + count):
+            path = Path(words["hydra.run.dir"], f"seed-{seed}" if count > 1 else "", "result.json")
+            if result:
+                results.add(path, [result])
         return Outcome(0.0, 1.0, 1.0, 3, None, "last words\n")
 
     monkeypatch.setattr(study, "watch", watch)
-    return about
 
 
 @pytest.mark.parametrize("seeds", [range(3, 4), range(3, 5)])
-def test_trained_seeds_have_run_folders(process: dict[str, Any], seeds: range) -> None:
-    with study.trained(["env=ant"], seeds) as (runs, done):
-        assert [run.seed for run in runs] == [*seeds] and done.code == 3
-        (run, *_) = runs
+def test_trained_seeds_have_run_folders(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes(monkeypatch, {"stop_reason": "completed"})
+    with study.trained(["env=ant"], seeds) as (runs, _):
+        assert [run.seed for run in runs] == [*seeds] and runs[0].result == {"stop_reason": "completed"}
         rows = [{"step": 1}, {"step": 2, "eval/episode_reward": None}, {"step": 3, "eval/episode_reward": 4.0}]
-        results.add(run.folder / "metrics.jsonl", rows)
-        results.add(run.folder / "events.jsonl", [{"kind": "rolled_back"}, {"kind": "other"}])
-        assert run.curve() == {"steps": [2, 3], "returns": [None, 4.0]}
-        assert (run.events("rolled_back"), run.result["stop_reason"]) == (1, "completed")
-    assert process["command"][3] == "env=ant" and not run.folder.exists()
+        (runs[0].folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (runs[0].folder / "events.jsonl").write_text('{"kind": "rolled_back"}\n{"kind": "other"}\n')
+        assert runs[0].curve() == {"steps": [2, 3], "returns": [None, 4.0]} and runs[0].events("rolled_back") == 1
+    assert not runs[0].folder.exists()
 
 
 @pytest.mark.parametrize("result", [None, {"stop_reason": "interrupted"}])
-def test_seed_without_a_result_or_stopped_by_a_signal_is_an_error(process: dict[str, Any], result: Any) -> None:
-    process["result"] = result
+def test_seed_without_a_result_or_stopped_by_a_signal_is_an_error(result: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes(monkeypatch, result)
     with pytest.raises(ConfigError, match="exit code 3, last words"), study.trained([], range(2)):
         pass

@@ -13,11 +13,9 @@ from scripts.reference import __main__ as reference
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_configuration_page_is_up_to_date() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     assert reference.PAGE.read_text() == reference.page(), "stale; say: make docs"
-
-
-def test_table_of_signs_is_up_to_date() -> None:
+    assert reference.PAGE_OF_TERMS.read_text() == reference.terms.page(), "stale; say: make docs"
     text = reference.PAGE_OF_SIGNS.read_text()
     assert text == reference.page_of_signs(text), "stale; say: make docs"
 
@@ -38,10 +36,6 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= pages  # all pages are in the menu
     text = (tmp_path / "site" / "nan.html").read_text()
     assert 'src="assets/iframe-worker.js"' in text and 'src="http' not in text  # works from disk
-
-
-def test_page_of_terms_is_up_to_date():
-    assert reference.PAGE_OF_TERMS.read_text() == reference.terms.page(), "stale; say: make docs"
 
 
 def test_page_of_terms_has_every_key_and_every_term():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from rlstable.cli.compose import compose
 from rlstable.config.faults import FaultConfig
-from scripts import pages, results
+from scripts import pages
 from scripts.survival import __main__ as survival
 from scripts.survival import page as survival_page
 
@@ -27,16 +26,10 @@ def test_every_site_has_a_case() -> None:
 
 def test_survival_page_shows_every_case_and_side(tmp_path: Path) -> None:
     """The picture is beside the page."""
-    rows = [
-        row(case, side, 1000.0 if side == "default" else 10.0)
-        for case in ("clean", "bad")
-        for side in ("off", "default")
-    ]
+    returns = {"off": 10.0, "default": 1000.0}
+    rows = [row(case, side, value) for case in ("clean", "bad") for side, value in returns.items()]
     rows[-1]["trips"] = {"quarantine": 3}
-    out = tmp_path / "survival.jsonl"
-    out.write_text("".join(json.dumps(own) + "\n" for own in rows))
-    cases = ["clean", "bad", "never run"]
-    survival_page.write(results.read(out), cases, out, lambda *_: True)
+    survival_page.write(rows, ["clean", "bad", "never run"], tmp_path / "survival.jsonl", lambda *_: True)
     page = (tmp_path / "survival.md").read_text()
     assert "| bad | 1.00 / 1.00 | 1.00 / 1.00 | quarantine 3 |" in page
     assert "never run" not in page
