@@ -1,5 +1,6 @@
 """The page and the picture of the survival matrix, from its results."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from scripts.results import Row, matching
 SIDES = ("off", "default", "brax")
 TITLES = {"off": "guards=off", "default": "guards=default", "brax": "Brax PPO"}
 TASKS = {"generalized": "inverted pendulum, generalized", "mjx": "inverted pendulum, MJX", "point_mass": "point mass"}
+ALIKE = {"mjx": "generalized"}  # a task, of which only the rows are shown that differ from those of another task
 ENOUGH, TOO_LITTLE = 0.95, 0.8  # shares of the clean return: green from the first on, red below the second
 RED, AMBER, GREEN = range(3)
 _COLOURS = ("#e8705f", "#fdd17a", "#79bf76")
@@ -55,8 +57,18 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
         header = ("fault", *(TITLES[side] for side in sides), "tripped")
         measured = [case for case in cases if any(by[task, side, case] for side in sides)]
         shown = {case: [drawn[task, side, case][0] for side in sides] for case in measured}
+        lines += [f"## {TASKS.get(task, task)}", ""]
+        base = ALIKE.get(task)
+        if base in tasks:
+            known = {key: drawn.get((base, *key), ("", None))[0] for key in itertools.product(sides, shown)}
+            shown = {
+                case: texts
+                for case, texts in shown.items()
+                if any(text not in ("", known[side, case]) for side, text in zip(sides, texts, strict=True))
+            }
+            lines += [f"Faults that are missing here have the shares of {TASKS[base]}, where they were measured.", ""]
         cells = pages.merged([(case, *texts, trips(by[task, "default", case])) for case, texts in shown.items()])
-        lines += [f"## {TASKS.get(task, task)}", "", *pages.table(header, cells, (0, len(header) - 1)), ""]
+        lines += [*pages.table(header, cells, (0, len(header) - 1)), ""]
     own = {key: one for key, one in drawn.items() if key[1] == "default" and key[2] != "clean" and one[1] is not None}
     rest: dict[str, list[str]] = {}  # cases that are not green
     for (task, _, case), (text, colour) in own.items():
