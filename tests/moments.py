@@ -60,12 +60,19 @@ ROBOT = """<mujoco><compiler autolimits="true"/><option timestep="0.004" gravity
 SERVOS = "".join(f'<position joint="{name}" kp="30" ctrlrange="-0.8 0.8"/>' for name in ("neck", "a", "b"))
 
 
+PARTS = {
+    "gravity": "0 0 -9.81", "ground": GROUND, "height": "0.22", "legs": LEG.format("a") + LEG.format("b"), "more": "",
+    "actuators": SERVOS, "sensors": "",
+}  # fmt: skip
+LINK = '<geom type="capsule" fromto="0 0 0 0 0 -1" size=".05"/>'
+ACROBOT = f"""<mujoco><worldbody>
+  <body name="upper" pos="0 0 2"><joint name="shoulder" axis="0 1 0"/>{LINK}
+  <body name="lower" pos="0 0 -1"><joint name="elbow" axis="0 1 0"/>{LINK}</body></body></worldbody>
+  <actuator><motor joint="elbow" ctrlrange="-5 5"/></actuator></mujoco>"""
+
+
 def walker(folder: Path, *words: str, needs: tuple[str, ...] = (), **parts: str) -> Robot:
-    given = {
-        "gravity": "0 0 -9.81", "ground": GROUND, "height": "0.22", "legs": LEG.format("a") + LEG.format("b"),
-        "more": "", "actuators": SERVOS, "sensors": "",
-    }  # fmt: skip
-    return built("robot", saved(folder, ROBOT.format(**given | parts)), *words, needs=needs)
+    return built("robot", saved(folder, ROBOT.format(**PARTS | parts)), *words, needs=needs)
 
 
 class Moment(NamedTuple):

@@ -16,7 +16,7 @@ from commands import SIZES, typed
 from moments import MODELS, config, environment
 from toys import assert_same
 
-from rlstable.config import Config, ConfigError, load
+from rlstable.config import Config, load
 from rlstable.config.curriculum import Curriculum
 from rlstable.config.schema import INT32_MAX
 from rlstable.device.trees import TRAINED_STEPS
@@ -89,20 +89,6 @@ def test_curriculum_survives_the_configuration_of_a_run_folder() -> None:
     assert task is not None and task.pushes is not None and task.pushes.speed == Curriculum(0.0, 4.0, 100)
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("[[0, 0.2], [1, -0.5], 10]", "[1, -0.5] is reversed; write the lower number first: [-0.5, 1]"),
-        ("[[0, 0.2], [0, 1], 0]", "steps: input should be greater than 0, got 0"),
-        ("[0, 1, 10]", "must be a list, [a, b], got 0"),
-    ],
-)
-def test_mistake_in_a_curriculum_is_one_line_with_the_key(value: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        environment("robot_velocity", "quadruped", f"env.task.commands.velocity.forward={value}")
-    assert str(caught.value) == f"env.task.commands.velocity.forward: {message}"
-
-
 # --- training
 
 
@@ -168,10 +154,3 @@ def test_episodes_start_from_the_named_keyframes(lying: Path) -> None:
     home, lies = np.float32(made.robot.home), np.float32(made.mj_model.key_qpos[1])
     assert {bool(np.allclose(x, home)) for x in drawn} == {True, False}
     assert all(np.allclose(x, home) or np.allclose(x, lies) for x in drawn)
-
-
-def test_unknown_keyframe_of_a_reset_names_those_of_the_model() -> None:
-    with pytest.raises(ConfigError) as caught:
-        environment("robot", "quadruped", *reset_words("[sitting]"))
-    text = "env.task.reset.keyframes.names: the model has no keyframe 'sitting'; it has home"
-    assert str(caught.value) == text

@@ -248,12 +248,6 @@ def test_episode_ends_if_the_user_closes_the_viewer_and_its_commands_are_those_o
     assert one.wanted[:, 0] == pytest.approx(loop.contract["commands"][0]["high"][0] * np.array([0, 0.2, 0.4]))
 
 
-def test_policy_with_other_commands_has_no_random_ones(arm: Exported, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(str(arm.onnx), "--commands", "3") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "rlstable: --commands: is for policies with a velocity command and no other; leave it out"
-
-
 def test_each_episode_starts_with_an_empty_memory_of_a_recurrent_policy(walker: Exported) -> None:
     class Session:
         """Adds 1 to the memory."""
@@ -295,25 +289,34 @@ def test_episode_starts_from_given_positions_and_whole_turns_of_a_free_hinge_do_
 
 
 @pytest.mark.parametrize(
-    "words, message",
+    "name, words, message",
     [
-        (("--command", "1 2"), "--command: has 2 numbers; the policy's commands need 3: velocity (3)"),
-        (("--command", "fast"), "argument --command: invalid numbers value: 'fast'"),
-        (("--delay", "-1"), "argument --delay: -1 must be a number of at least 0"),
-        (("--friction", "nan"), "argument --friction: nan must be a number of at least 0"),
-        (("--steps", "3", "--seconds", "1"), "argument --seconds: not allowed with argument --steps"),
+        ("walker", ("--command", "1 2"), "--command: has 2 numbers; the policy's commands need 3: velocity (3)"),
+        ("walker", ("--command", "fast"), "argument --command: invalid numbers value: 'fast'"),
+        ("walker", ("--delay", "-1"), "argument --delay: -1 must be a number of at least 0"),
+        ("walker", ("--friction", "nan"), "argument --friction: nan must be a number of at least 0"),
+        ("walker", ("--steps", "3", "--seconds", "1"), "argument --seconds: not allowed with argument --steps"),
         (
-            ("--commands", "2", "--command", "0 0 0"),
+            "walker", ("--commands", "2", "--command", "0 0 0"),
             "argument --commands: leave out --command, --qpos, --video and --viewer",
         ),
-        (("--viewr",), "unrecognized arguments: --viewr"),
+        ("walker", ("--viewr",), "unrecognized arguments: --viewr"),
+        ("walker", ("--terrain", "stairs"), "--terrain: this model stands on a floor; give the robot.mjb"),
+        (
+            "rough", ("--terrain", "stairs", "--height", "1"),
+            "--height: this course rises by 14 m, and the ground by",
+        ),
+        ("rough", ("--tries", "3"), "argument --tries: needs --terrain"),
+        ("rough", ("--terrain", "lava"), "argument --terrain: invalid choice"),
+        ("arm", ("--commands", "3"),
+         "--commands: is for policies with a velocity command and no other; leave it out\n"),
     ],
-)
+)  # fmt: skip
 def test_mistake_is_one_line_and_exit_code_2(
-    words: tuple[str, ...], message: str, walker: Exported, capsys: pytest.CaptureFixture[str]
+    name: str, words: tuple[str, ...], message: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(str(walker.onnx), str(file_of("quadruped")), *words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    assert run(str(request.getfixturevalue(name).onnx), *words) == 2
+    (line,) = capsys.readouterr().err.splitlines(keepends=True)
     assert line.startswith(f"rlstable: {message}")
 
 
@@ -488,28 +491,6 @@ def test_tries_say_how_many_robots_crossed(rough: Exported, capsys: pytest.Captu
     play.main([str(rough.onnx), "--terrain", "slope", "--height", "0.1", "--tries", "2", "--steps", "3"])
     first, second = capsys.readouterr().out.splitlines()
     assert first == "crossed 4 m of slope, 0.1 m: 0 of 2; fell: 0" and second.startswith("went ")
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--terrain", "stairs", "--height", "1"], "rlstable: --height: this course rises by 14 m, and the ground by"),
-        (["--tries", "3"], "rlstable: argument --tries: needs --terrain"),
-        (["--terrain", "lava"], "rlstable: argument --terrain: invalid choice"),
-    ],
-)
-def test_course_that_cannot_be_laid_is_one_line(
-    rough: Exported, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        play.main([str(rough.onnx), *words])
-    assert capsys.readouterr().err.startswith(line)
-
-
-def test_course_needs_the_ground_of_training(walker: Exported, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        play.main([str(walker.onnx), "--terrain", "stairs"])
-    assert capsys.readouterr().err.startswith("rlstable: --terrain: this model stands on a floor; give the robot.mjb")
 
 
 def test_film_draws_of_uneven_ground_one_box_for_each_height_near_the_robot(rough: Exported) -> None:

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from moments import config, environment
+from moments import config
 from toys import mesh
 
-from rlstable.config import ConfigError
 from rlstable.config.robot import TerrainConfig
 from rlstable.device.trees import PRESERVED
 from rlstable.envs.load import load
@@ -173,22 +172,3 @@ def test_mirror_image_of_a_scan_has_its_sides_exchanged() -> None:
     start = sum(part.size for part in parts[: [part.name for part in parts].index("height_scan")])
     order = np.asarray(mirror.observations["state"].order)[start : start + 77].reshape(11, 7) - start
     np.testing.assert_array_equal(order, np.arange(77).reshape(11, 7)[:, ::-1])
-
-
-@pytest.mark.parametrize(
-    ("model", "words", "message"),
-    [
-        ("quadruped", ("env.task.floor=never",), "env.task.terrain: is a floor, and floor=never"),
-        ("quadruped", ("env.task.terrain=null",), "env.task.observations.height_scan: needs uneven ground"),
-        ("quadruped", ("env.task.terrain.platform=0.5",), "env.task.terrain.platform: the robot is 0.79 m wide"),
-        ("quadruped", ("env.task.terrain.size=3",), "env.task.terrain.platform: must be at most half of size=3"),
-        ("quadruped", ("env.task.terrain.columns=3",), "env.task.terrain.columns: 3 columns leave none for"),
-        ("quadruped", ("env.task.terrain.tiles.rough.range=null",), "env.task.terrain.tiles: rough needs a range"),
-        ("quadruped", ("+env.task.terrain.tiles.lava={weight: 1}",), "env.task.terrain.tiles"),
-        ("hopper", (), "env.task.terrain: needs a root body with a free joint"),
-    ],
-)
-def test_ground_that_does_not_fit_is_one_line(model: str, words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        environment("robot_rough", model, *words)
-    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)

@@ -1,0 +1,135 @@
+"""Mistakes in the model file of a robot or in its task: one line that names the key, before anything is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from moments import ACROBOT, MODELS, PARTS, ROBOT, SERVOS, environment
+
+from rlstable.config import ConfigError
+
+
+def mistake(path: Path, task: str, *words: str) -> str:
+    """The error line of a task for a model file, with a line break at its end."""
+    with pytest.raises(ConfigError) as caught:
+        environment(task, "arm", *words, f"env.xml={path}")
+    assert "\n" not in str(caught.value)
+    return str(caught.value).replace(str(path), "{path}") + "\n"
+
+
+SERVO = "env.task.actions.control=position env.task.actions.damping=2 env.task.actions.stiffness"
+KEYFRAMES = "env.task.reset.home=null +env.task.reset.keyframes"
+FORWARD = "env.task.commands.velocity.forward"
+# Task, model and further words; start of the line after `env.task.`, or the whole line if it ends with a line break.
+TASKS = [
+    (f"robot quadruped {SERVO}={{*_knee:80}}", "actions.stiffness: joint front_left_abduction has none; "),
+    (f"robot quadruped {SERVO}={{*_kene:80}}", "actions.stiffness: the model has no joint '*_kene'; it has "),
+    ("robot hopper env.task.actions.control=position", "actions.stiffness: joint hip has none; control=position "),
+    ("robot arm env.task.actions.force=2", "actions.force: needs another control than auto"),
+    ("robot quadruped env.task.keyframe=sit", "keyframe: the model has no keyframe 'sit'; it has home"),
+    ("robot_velocity arm", "commands.velocity: needs a root body that moves"),
+    ("robot_reach arm env.task.control_dt=0.004", "control_dt: 0.004 is less than a time step (0.005)"),
+    ("robot_reach quadruped", "commands.pose.site: imu does not move with the joints, so every target would be"),
+    ("robot quadruped +env.task.endings.contact={geoms:[belly]}", "endings.contact.geoms: no geom or body 'belly'"),
+    ("robot arm env.task.physics.contacts=feet", "physics.contacts: the robot has no feet that touch the floor; "),
+    ("robot arm env.task.physics.timestep=0.003", "physics.timestep: must divide control_dt=0.02"),
+    ("robot quadruped env.task.free_base=true", "free_base: the model has a free joint already; set env.task.free_b"),
+    ("robot cart_pole env.task.free_base=true", "free_base: the model moves its first body"),
+    ("robot arm env.task.home={knee:1}", "home: the model has no joint 'knee'; it has "),
+    (f"robot quadruped {KEYFRAMES}={{names:[]}}", "reset.keyframes.names: tuple should have at least 1 item"),
+    (f"robot quadruped {KEYFRAMES}={{names:[sitting]}}",
+     "reset.keyframes.names: the model has no keyframe 'sitting'; it has home\n"),
+    ("robot_rough quadruped env.task.floor=never", "terrain: is a floor, and floor=never"),
+    ("robot_rough quadruped env.task.terrain=null", "observations.height_scan: needs uneven ground"),
+    ("robot_rough quadruped env.task.terrain.platform=0.5", "terrain.platform: the robot is 0.79 m wide"),
+    ("robot_rough quadruped env.task.terrain.size=3", "terrain.platform: must be at most half of size=3"),
+    ("robot_rough quadruped env.task.terrain.columns=3", "terrain.columns: 3 columns leave none for"),
+    ("robot_rough quadruped env.task.terrain.tiles.rough.range=null", "terrain.tiles: rough needs a range"),
+    ("robot_rough quadruped +env.task.terrain.tiles.lava={weight:1}", "terrain.tiles"),
+    ("robot_rough hopper", "terrain: needs a root body with a free joint"),
+    (f"robot_velocity quadruped {FORWARD}=[[0,0.2],[1,-0.5],10]",
+     "commands.velocity.forward: [1, -0.5] is reversed; write the lower number first: [-0.5, 1]\n"),
+    (f"robot_velocity quadruped {FORWARD}=[[0,0.2],[0,1],0]",
+     "commands.velocity.forward: steps: input should be greater than 0, got 0\n"),
+    (f"robot_velocity quadruped {FORWARD}=[0,1,10]", "commands.velocity.forward: must be a list, [a, b], got 0\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), TASKS, ids=[message.strip() for _, message in TASKS])
+def test_task_that_does_not_fit_the_model_is_one_line_that_names_the_key(words: str, message: str) -> None:
+    task, model, *more = words.split()
+    assert mistake(MODELS / f"{model}.xml", task, *more).startswith(f"env.task.{message}")
+
+
+TEXTS = {"acrobot": ACROBOT, "walker": ROBOT.format(**PARTS)}
+TWO_MOTORS = '<motor joint="elbow" ctrlrange="-5 5"/>', '<motor joint="elbow"/><motor joint="shoulder"/>'
+BASE = '<body name="base_footprint"><freejoint/><geom size=".1" pos="0 0 .1"/><body name="upper" pos="0 0 .1">'
+ON_THE_FLOOR = [
+    ('<body name="upper" pos="0 0 2">', BASE), ("</worldbody>", "</body></worldbody>"),
+    ("0 0 0 0 0 -1", "0 0 0 0 0 1"), ('pos="0 0 -1"', 'pos="0 0 1"'),
+]  # fmt: skip
+ITSELF = '<asset><model name="m" file="robot.xml"/></asset><worldbody><attach model="m" prefix="x"/>'
+USERS = '<general name="slow" joint="neck" dyntype="user" actdim="2" ctrlrange="0 1"/>'
+
+
+def keyframe(text: str) -> tuple[str, str]:
+    return "</mujoco>", f"<keyframe><key {text}/></keyframe></mujoco>"
+
+
+def timestep(text: str) -> list[tuple[str, str]]:
+    return [("<worldbody>", f'<option timestep="{text}"/><worldbody>')]
+
+
+# Task, model and further words; edits of the model's text; the line as above.
+FILES = [
+    ("robot_velocity hopper", [('condim="3"', 'contype="0" conaffinity="0"')],
+     "env.task.rewards.short_steps: needs feet, geoms that can collide and touch the floor at home, and this model has "
+     "none; remove the term: env.task.rewards.short_steps=null\n"),
+    ("robot_swingup acrobot", [TWO_MOTORS, keyframe('name="home" qpos="0.1"')],
+     "env.xml: {path}: qpos of keyframe home has 1 numbers, and the model has 2"),
+    ("robot_swingup acrobot", [TWO_MOTORS, keyframe('name="home" qpos="0.1 0.2" ctrl="1"')],
+     "env.xml: {path}: ctrl of keyframe home has 1 numbers, and the model has 2"),
+    ("robot_velocity acrobot env.task.free_base=true",
+     [('<joint name="shoulder" axis="0 1 0"/>', ""), keyframe('name="home" qpos="0.1"')],
+     "env.xml: {path}: qpos of keyframe home has 1 numbers, and the model has 8; a free joint has 7 in qpos, also the "
+     "one of env.task.free_base\n"),
+    ("robot_stand acrobot", ON_THE_FLOOR,
+     "env.task.rewards.height.share: the root body base_footprint is 0 m above the floor at home"),
+    ("robot_reach arm", [keyframe('name="up" qpos="0 nan"')],
+     "env.xml: {path} has a keyframe with a NaN or an infinity: up\n"),
+    ("robot_reach arm", [('<site name="hand" pos="0 0 0.25"/>', ""), (' name="upper"', ""), (' name="lower"', "")],
+     "env.task.commands.pose.site: the model has no site; name the body"),
+    (f"robot arm {SERVO}=30", [("<actuator>", "<!--"), ("</actuator>", "-->")],
+     "env.task.actions.force: joint shoulder has no largest force"),
+    ("robot walker", [('pos="0 0 0.1"', 'pos="0 nan 0.1"')],
+     "env.xml: {path} has a NaN or an infinity in body_pos; correct that number"),
+    ("robot walker", [('kp="30"', 'kp="nan"')],
+     "env.xml: {path} has a NaN or an infinity in actuator_gainprm; correct that number"),
+    ("robot walker", [(SERVOS, USERS)],
+     "env.xml: actuator slow has a state that tasks do not know (mjDYN_USER); known are"),
+    ("robot acrobot", timestep("0"), "env.xml: {path} has a time step of 0 s; set timestep of <option> "),
+    ("robot acrobot", timestep("-0.01"), "env.xml: {path} has a time step of -0.01 s; set timestep of <option> "),
+    ("robot acrobot", timestep("1e-12"), "env.xml: {path} has a time step of 1e-12 s; set timestep of <option> "),
+    ("robot acrobot", timestep("nan"), "env.xml: {path} has a time step of nan s; set timestep of <option> "),
+    ("robot acrobot", [('name="upper"', 'name="b\udcff"')],
+     "env.xml: {path} has names that are not UTF-8; save the file as UTF-8"),
+    ("robot acrobot", [("<worldbody>", '<include file="robot.xml"/><worldbody>')], "env.xml: {path} cannot be read: "),
+    ("robot acrobot", [("<worldbody>", ITSELF)],
+     "env.xml: {path} crashes MuJoCo; it may be damaged, attach or include itself"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "edits", "message"), FILES, ids=[message.partition("{path}")[2] or message for *_, message in FILES]
+)
+def test_model_file_that_does_not_fit_the_task_is_one_line(
+    words: str, edits: list[tuple[str, str]], message: str, tmp_path: Path
+) -> None:
+    task, model, *more = words.split()
+    text, path = TEXTS.get(model) or (MODELS / f"{model}.xml").read_text(), tmp_path / "robot.xml"
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text, errors="surrogateescape")
+    assert mistake(path, task, *more).startswith(message)
