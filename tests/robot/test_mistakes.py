@@ -120,9 +120,7 @@ FILES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("words", "edits", "message"), FILES, ids=[message.partition("{path}")[2] or message for *_, message in FILES]
-)
+@pytest.mark.parametrize(("words", "edits", "message"), FILES, ids=[message.strip() for *_, message in FILES])
 def test_model_file_that_does_not_fit_the_task_is_one_line(
     words: str, edits: list[tuple[str, str]], message: str, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,6 +49,10 @@ class Watched:
     def active(self, name: str, value: float, times: int = 1) -> None:
         self.look(times, **{f"limiters/{name}/active": value})
 
+    def learn(self, *returns: float, length: float = 100.0) -> None:
+        for value in returns:
+            self.look(20, **{"episode/sum_reward": value, "episode/length": length})
+
     def evaluate(self, *returns: float, deviation: float = 0.0, length: float = 100.0) -> None:
         for value in returns:
             worth = {"eval/episode_reward": value, "eval/episode_reward_std": deviation}
@@ -76,22 +81,98 @@ def test_healthy_rows_say_nothing() -> None:
     assert own.state.records == {}
 
 
-def test_saturated_limiter_is_said_with_its_share_and_remedy() -> None:
-    own = Watched()
-    own.active("update_norm", 0.62, times=49)
+LAGGING = {"training/explained_variance": -1.0, "training/v_loss": 25.0, "training/reward_mean": 5.0}
+RAW = {"normalize_advantage": False, "reward_scaling": 10.0}
+LARGE = {"training/reward_mean": 0.3, "training/reward_greatest": 10.0}
+TINY = {"training/explained_variance": 0.5, "training/v_loss": 0.0}
+TINY |= {"training/reward_mean": 1e-4, "training/reward_greatest": 1e-5}
+# One of 8,192 samples in every second iteration, as a humanoid that gains from physics that explodes.
+MASKED = {"training/valid_share": 1.0 - 2.0**-13}
+
+
+CALM = {"training/valid_share": 1.0, "training/action_size": 1.0, "training/reward_mean": 0.01}
+CALM |= {"limiters/update_norm/active": 0.0, "limiters/reward_outlier/active": 0.0}
+
+
+def looks(*rows: tuple[int, dict[str, float]]) -> Callable[[Watched], None]:
+    """Each row of metrics as often as its number says."""
+    return lambda own: [own.look(times, **metrics) for times, metrics in rows] and None
+
+
+# Settings of PPO; what says nothing; what says the sign then, and no sooner; the sign; start of its text; its value.
+SIGNS: dict[str, tuple[dict[str, Any], Callable[[Watched], None], Callable[[Watched], None], str, str, float]] = {
+    "saturated limiter": (
+        {}, lambda own: own.active("update_norm", 0.62, times=49), lambda own: own.active("update_norm", 0.62),
+        "limiter_saturated/update_norm",
+        "the limiter update_norm was active 62% of the time for 50 iterations: it takes part in learning; lower ", 0.62,
+    ),
+    "samples that guards mask": (
+        {}, looks(*[(1, {"training/valid_share": 1.0 - 2.0**-24}), (1, MASKED)] * 24, (1, {})), looks((1, MASKED)),
+        "samples_masked",
+        "guards masked 0.00012 of the samples in 25 of the last 50 iterations: the policy may gain from what comes ",
+        2.0**-13,
+    ),
+    "rare rewards that are clipped": (
+        {}, looks((25, {"limiters/reward_outlier/active": 0.0}), (24, {"limiters/reward_outlier/active": 0.002})),
+        lambda own: own.active("reward_outlier", 0.002),
+        "rewards_outlying", "0.002 of the rewards in 25 of the last 50 iterations were far larger than ", 0.002,
+    ),
+    "actions far beyond their range": (
+        {}, looks((100, {"training/action_size": 9.9}), (24, {"training/action_size": 40.0})),
+        looks((1, {"training/action_size": 40.0})),
+        "actions_unbounded", "actions were 40 on average in 25 of the last 50 iterations, far beyond ", 40.0,
+    ),
+    "critic that lags in more than half of the iterations": (
+        {}, looks(*[(1, {}), (1, LAGGING)] * 30, (9, LAGGING)), looks((1, LAGGING)), "critic_behind",
+        "the explained variance was below 0 in 30 of the last 50 iterations (mean -1), with value errors of 20% of the "
+        f"targets: the value network lags behind; {NORMALIZE}; if they are on, lower ", -1.0,
+    ),
+    "large value targets": (
+        RAW, looks((19, LARGE)), looks((1, LARGE)), "reward_scale",
+        "value targets were of about 300 in 20 of the last 50 iterations, far from 1; "
+        f"{NORMALIZE}, or ppo.reward_scaling=0.3", 300.0,
+    ),
+    "tiny value targets": (
+        {}, looks((19, TINY)), looks((1, TINY)), "reward_scale",
+        "value targets were of about 0.001 in 20 of the last 50 iterations, far from 1; "
+        f"{NORMALIZE}, or ppo.reward_scaling=1e+03", 0.001,
+    ),
+    "evaluations far below training": (
+        {}, lambda own: own.learn(20.0, 60.0, 80.0) or own.evaluate(0.0), lambda own: own.evaluate(0.5),
+        "evaluation_below_training",
+        "evaluations of the mean action returned 0.2, where training with sampled actions returned 77.0: the ", 0.25,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ppo", "before", "then", "sign", "text", "value"), SIGNS.values(), ids=SIGNS)
+def test_sign_of_trouble_is_said_once_in_time_with_its_numbers_and_recovers(
+    ppo: dict[str, Any], before: Any, then: Any, sign: str, text: str, value: float
+) -> None:
+    own = Watched(ppo=ppo)
+    before(own)
     assert own.said == []
-    own.active("update_norm", 0.62)
-    assert own.said == [
-        (
-            50,
-            {
-                "sign": "limiter_saturated/update_norm",
-                "text": "the limiter update_norm was active 62% of the time for 50 iterations: it takes part in "
-                "learning; lower ppo.learning_rate or raise guards.limiters.update_norm",
-                "value": pytest.approx(0.62),
-            },
-        )
-    ]
+    then(own)
+    ((at, said),) = own.said
+    assert (at, said["sign"], said["value"]) == (own.iteration, sign, pytest.approx(value))
+    assert said["text"].startswith(text)
+    own.look(200, **CALM)
+    own.evaluate(78.0, 79.0)
+    assert [name for _, name in own.recovered] == [sign]
+
+
+@pytest.mark.parametrize("better", ["normalize_values", "normalize_advantage"])
+def test_large_value_targets_say_nothing_where_they_are_normalised(better: str) -> None:
+    own = Watched(ppo=RAW | {better: True})
+    own.look(60, **LARGE)
+    assert own.said == []
+
+
+def test_sparse_rewards_say_nothing() -> None:
+    own = Watched()
+    own.look(100, **TINY | {"training/reward_mean": 0.0, "training/reward_greatest": 0.0})
+    own.look(100, **TINY | {"training/reward_mean": 1e-5, "training/reward_greatest": 0.1})
+    assert own.said == []
 
 
 @pytest.mark.parametrize(
@@ -103,63 +184,6 @@ def test_gradient_clipping_is_a_sign_only_where_the_limiter_clips(
     own = Watched(guards={"limiters": {"gradient_norm": limit}}, ppo={"max_grad_norm": clip})
     own.active("gradient_norm", 0.6, times=50)
     assert own.names == ["limiter_saturated/gradient_norm"] * said
-
-
-def test_samples_that_guards_mask_in_half_of_the_iterations_are_reported_once() -> None:
-    """One of 8,192 samples in every second iteration, as a humanoid that gains from physics that explodes."""
-    own = Watched()
-    for _ in range(25):
-        own.look(1, **{"training/valid_share": 1.0 - 2.0**-24})
-        assert own.said == []
-        own.look(1, **{"training/valid_share": 1.0 - 2.0**-13})
-    assert [(iteration, fields["text"]) for iteration, fields in own.said] == [
-        (
-            50,
-            "guards masked 0.00012 of the samples in 25 of the last 50 iterations: the policy may gain from what comes "
-            "before, such as physics that explodes; replay the incident; if its physics explodes, set a smaller time "
-            "step (Playground: env.kwargs.sim_dt)",
-        )
-    ]
-    own.look(50, **{"training/valid_share": 1.0})
-    assert own.recovered == [(100, "samples_masked")]
-
-
-def test_rare_rewards_that_are_clipped_in_half_of_the_iterations_are_reported() -> None:
-    own = Watched()
-    own.active("reward_outlier", 0.0, times=25)
-    own.active("reward_outlier", 0.002, times=24)
-    assert own.said == []
-    own.active("reward_outlier", 0.002)
-    assert own.names == ["rewards_outlying"]
-    assert own.said[0][1]["text"].startswith(
-        "0.002 of the rewards in 25 of the last 50 iterations were far larger than "
-    )
-
-
-def test_actions_far_beyond_their_range_are_reported() -> None:
-    own = Watched()
-    own.look(100, **{"training/action_size": 9.9})
-    own.look(25, **{"training/action_size": 40.0})
-    assert own.names == ["actions_unbounded"]
-    assert own.said[0][1]["text"].startswith("actions were 40 on average in 25 of the last 50 iterations, far beyond ")
-
-
-LAGGING = {"training/explained_variance": -1.0, "training/v_loss": 25.0}
-
-
-def test_lagging_critic_is_said_after_30_of_50_iterations() -> None:
-    own = Watched()
-    for _ in range(30):
-        own.look(1)
-        own.look(1, **LAGGING, **{"training/reward_mean": 5.0})
-    assert own.said == []  # half of the iterations
-    own.look(10, **LAGGING, **{"training/reward_mean": 5.0})
-    assert own.names == ["critic_behind"]
-    assert own.said[0][1]["text"] == (
-        "the explained variance was below 0 in 30 of the last 50 iterations (mean -1), with value errors of 20% of "
-        f"the targets: the value network lags behind; {NORMALIZE}; if they are on, lower ppo.learning_rate or enlarge "
-        "network.value_hidden_layer_sizes"
-    )
 
 
 def test_fallen_return_is_said_after_two_evaluations() -> None:
@@ -203,31 +227,10 @@ def test_fallen_return_that_rises_again_says_nothing() -> None:
     assert own.recovered == [(10, "return_below_best")] and len(own.said) == 1
 
 
-def learn(own: Watched, *returns: float, length: float = 100.0) -> None:
-    for value in returns:
-        own.look(20, **{"episode/sum_reward": value, "episode/length": length})
-
-
-def test_evaluations_far_below_training_are_said_with_both_numbers() -> None:
-    own = Watched()
-    learn(own, 20.0, 60.0, 80.0)
-    own.evaluate(0.0)
-    assert own.said == []
-    own.evaluate(0.5)
-    text = (
-        "evaluations of the mean action returned 0.2, where training with sampled actions returned 77.0: the mean "
-        "action does not do what the samples do; set eval.deterministic=false to evaluate and choose the policy that "
-        "was trained"
-    )
-    assert own.said[0][1] == {"sign": "evaluation_below_training", "text": text, "value": 0.25}
-    own.evaluate(78.0, 79.0)
-    assert own.recovered == [(64, "evaluation_below_training")]
-
-
 def test_episodes_that_end_sooner_with_a_negative_return_are_said_to_escape_a_cost() -> None:
     own = Watched()
-    learn(own, -30.0, length=150.0)
-    learn(own, -28.0, length=21.0)
+    own.learn(-30.0, length=150.0)
+    own.learn(-28.0, length=21.0)
     own.evaluate(-27.0, -27.0, length=90.0)
     own.evaluate(27.0, 27.0, length=21.0)
     assert "episodes_shorten" not in own.names
@@ -253,7 +256,7 @@ def test_comparable_evaluations_near_training_say_nothing(
     returns: Any, evaluations: Any, sections: Any, length: float
 ) -> None:
     own = Watched(**sections)
-    learn(own, *returns)
+    own.learn(*returns)
     own.evaluate(*evaluations, length=length)
     assert "evaluation_below_training" not in own.names
 
@@ -272,39 +275,11 @@ def test_fall_within_the_noise_of_evaluations_is_none() -> None:
     assert own.names == ["return_below_best"]
 
 
-def test_large_value_targets_are_said_with_a_better_scaling() -> None:
-    ppo = {"normalize_advantage": False, "reward_scaling": 10.0}
-    own = Watched(ppo=ppo)
-    own.look(20, **{"training/reward_mean": 0.3, "training/reward_greatest": 10.0})
-    assert own.said[0][1]["text"] == (
-        "value targets were of about 300 in 20 of the last 50 iterations, far from 1; "
-        f"{NORMALIZE}, or ppo.reward_scaling=0.3"
-    )
-    for better in ({"normalize_values": True}, {"normalize_advantage": True}):
-        silent = Watched(ppo=ppo | better)
-        silent.look(60, **{"training/reward_mean": 0.3, "training/reward_greatest": 10.0})
-        assert silent.said == []
-
-
-def test_tiny_rewards_are_said_and_sparse_ones_are_not() -> None:
-    tiny = {"training/explained_variance": 0.5, "training/v_loss": 0.0}
-    own = Watched()
-    own.look(20, **tiny, **{"training/reward_mean": 1e-4, "training/reward_greatest": 1e-5})
-    assert own.said[0][1]["text"] == (
-        f"value targets were of about 0.001 in 20 of the last 50 iterations, far from 1; {NORMALIZE}, "
-        "or ppo.reward_scaling=1e+03"
-    )
-    sparse = Watched()
-    sparse.look(100, **tiny, **{"training/reward_mean": 0.0, "training/reward_greatest": 0.0})
-    sparse.look(100, **tiny, **{"training/reward_mean": 1e-5, "training/reward_greatest": 0.1})
-    assert sparse.said == []
-
-
 @pytest.mark.parametrize(("recovery", "names"), [(False, []), (True, ["critic_behind"])])
 def test_key_off_says_only_the_sign_that_has_a_remedy(recovery: bool, names: list[str]) -> None:
     recover: Any = {"guards": {}, "supervise": {"recovery": {"enabled": recovery}}}
     own = Watched(logging={"console": "off", "signs": False}, **recover)
-    own.look(100, **LAGGING, **{"training/reward_mean": 5.0, "limiters/log_ratio/active": 1.0})
+    own.look(100, **LAGGING, **{"limiters/log_ratio/active": 1.0})
     own.evaluate(0.0, 100.0, 100.0, 0.0, 0.0)
     assert own.names == names and (own.state == SignState()) is not recovery
 
