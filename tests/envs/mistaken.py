@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,39 @@ def _missing(state: State) -> State:
     return state.replace(reward=state.info["goal"])  # raises: missing
 
 
+_calls, _kept = itertools.count(), dict[str, Any]()  # values of Python that outlast a call
+
+
+def _keeps_goal(state: State) -> State:
+    _kept["goal"] = state.obs[0]
+    return state
+
+
+def _caches(state: State) -> State:
+    """Computes a constant at the first call, and keeps a value for the rest of the call."""
+    _kept["now"] = state.info["age"]
+    return state.replace(reward=state.reward * _kept.setdefault("scale", 0.5) + 0.0 * _kept["now"])
+
+
+def _draws_with_numpy(state: State) -> State:
+    goal = jax.lax.fori_loop(0, 2, lambda _, x: x + np.random.uniform(size=2), jnp.zeros(2))
+    return state.replace(obs=state.obs + goal)
+
+
+def _host(state: State) -> State:
+    like = jax.ShapeDtypeStruct((), jnp.float32)
+    return state.replace(reward=jax.pure_callback(np.abs, like, state.reward))  # raises: host
+
+
+def _part(name: str, other: Any) -> Change:
+    """Observations in a dictionary, in which this part is no vector."""
+    return lambda state: state.replace(obs={"state": state.obs, "vector": state.obs} | {name: other})
+
+
+PARTS = {"dict": {"x": jnp.zeros(1)}, "float32[]": jnp.zeros(()), "uint8[4,4,3]": jnp.zeros((4, 4, 3), jnp.uint8)}
+NAMED = {f"{name} {kind}": _part(name, part) for name in ("state", "other") for kind, part in PARTS.items()}
+
+
 RESET: dict[str, Change] = {
     "reward_vector": _reward_vector,
     "metric_vector": _metrics(distance=np.zeros(3, np.float32)),
@@ -103,6 +137,10 @@ RESET: dict[str, Change] = {
     "observation_matrix": _observation_matrix,
     "gym": lambda state: (state.obs, state.info),
     "shapes": _shapes,
+    "python_counter_in_reset": lambda state: state.replace(obs=state.obs + 0.01 * next(_calls)),
+    "numpy_goal": _draws_with_numpy,
+    "traced_goal": _keeps_goal,
+    **NAMED,
 }
 STEP: dict[str, Change] = {
     "reward_vector": _reward_vector,
@@ -121,4 +159,10 @@ STEP: dict[str, Change] = {
     "if": _if,
     "numpy": _numpy,
     "missing": _missing,
+    "python_counter": lambda state: state.replace(reward=state.reward + 0.01 * next(_calls)),
+    "numpy_noise": lambda state: state.replace(reward=state.reward + np.random.normal()),
+    "traced_goal": lambda state: state.replace(reward=state.reward - _kept["goal"]),
+    "cache": _caches,
+    "host": _host,
+    **NAMED,
 }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ball import Stick
 from faulty import Faulty
-from mistaken import Mistaken
+from mistaken import PARTS, Mistaken
 from toys import NamedPointMass, PointMass, Target, tiny_config
 
 from rlstable.config import ConfigError
@@ -21,6 +21,10 @@ from rlstable.policy.evaluator import evaluation_env
 
 SCALAR = "it must be a float scalar, for example jnp.zeros(())"
 SAME = "return the same in both"
+DIFFERS = (
+    "{} differs between two traces: a Python counter, np.random or the time never changes in the compiled program; "
+    "keep counters in info, and use jax.random with a key in info"
+)
 
 # The error message of each mistake.
 MISTAKES = {
@@ -44,13 +48,22 @@ MISTAKES = {
         "pipeline_state (brax.envs.State) or data (Playground)"
     ),
     "gym_step": "step returns tuple; it must return state.replace(...), a State",
+    "python_counter": DIFFERS.format("step"),
+    "python_counter_in_reset": DIFFERS.format("reset"),
+    "numpy_noise": DIFFERS.format("step"),
+    "numpy_goal": DIFFERS.format("reset"),
+    "traced_goal": "step reads a value that an earlier call of reset or step traced; keep it in info",
+    **{
+        f"state {kind}": f'reset returns obs["state"] as {kind}; the networks read a vector, or a dictionary of vectors'
+        for kind in PARTS
+    },
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_of_an_environment_is_one_line_that_names_the_field(mistake: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check(Mistaken(mistake), "my:Env")
+        check(Mistaken(mistake), "my:Env", tiny_config().network)
     assert str(caught.value) == f"env.name: my:Env: {MISTAKES[mistake]}"
 
 
@@ -64,6 +77,10 @@ LINES = {
     "if": ("step raises TracerBoolConversionError: Attempted boolean conversion of traced array", True),
     "numpy": ("step raises TracerArrayConversionError: The numpy.ndarray conversion method", True),
     "missing": ("step raises KeyError: 'goal'", False),
+    "host": (
+        "jax.vmap of reset and step raises NotImplementedError: vmap is only supported for the pure_callback",
+        False,
+    ),
     "shapes": ("reset raises TypeError: add got incompatible shapes for broadcasting: (2,), (3,).", False),
 }
 
@@ -81,13 +98,13 @@ def test_exception_of_an_environment_is_one_line_with_its_file_and_line(mistake:
 
 
 def test_trainable_environments_pass_the_check() -> None:
-    """Among them those with types that training converts without loss."""
+    """Types that training converts without loss, Python state that changes no program, parts that no network reads."""
     lossless = ("none", "reward_int_step", "info_weak", "metric_int", "physics_int")
     for env in (
         PointMass(), NamedPointMass(), Target(), Faulty(named=True, data=True), Stick(), *map(Mistaken, lossless),
-        Mistaken(action_size=np.int32(1)),
+        Mistaken("cache"), *(Mistaken(f"other {kind}") for kind in PARTS), Mistaken(action_size=np.int32(1)),
     ):  # fmt: skip
-        check(env, "my:Env")
+        check(env, "my:Env", tiny_config().network)
 
 
 def test_evaluation_environment_with_other_arguments_is_checked() -> None:

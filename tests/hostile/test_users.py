@@ -1,4 +1,4 @@
-"""Environments as users write them are learned with the default guards as well as without guards."""
+"""Environments as users write them are trained, and learned with the default guards as well as without guards."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import users
 from saved import events
 from toys import TINY
 
@@ -17,6 +18,24 @@ SMALL = {
     "num_envs": 32, "batch_size": 32, "num_minibatches": 8, "unroll_length": 16, "learning_rate": 1e-3,
 }  # fmt: skip
 SEEDS = 3
+SHORT = [*TINY[3:-2], "eval.num_envs=2", "eval.num_evals=1", "logging=quiet", "devices=1", "guards=off"]
+
+
+@pytest.mark.usefixtures("quick_compile")  # and before the tests that share programs, in which no array is looked for
+@pytest.mark.parametrize(("kind", "reported"), [(users.InInfo, []), (users.LargeArray, [64])])
+def test_environment_without_physics_trains_and_large_arrays_are_reported_once(
+    kind: type, reported: list[int], tmp_path: Path
+) -> None:
+    result = rlstable.fit(kind(), run_dir=tmp_path, overrides=SHORT, total_steps=64)
+    assert result.stop_reason.name == "completed"
+    assert [event["megabytes"] for event in events(tmp_path, "large_constants")] == reported
+
+
+@pytest.mark.usefixtures("quick_compile", "shared_programs")
+def test_names_with_slashes_are_saved_and_resumed(tmp_path: Path) -> None:
+    rlstable.fit(users.SlashInAName(), run_dir=tmp_path, overrides=SHORT, total_steps=64)
+    resumed = rlstable.fit(users.SlashInAName(), run_dir=tmp_path, overrides=SHORT, total_steps=128, resume="auto")
+    assert (resumed.stop_reason.name, resumed.step) == ("completed", 128)
 
 
 def returns_of(folder: Path, name: str, guards: str, **keys: Any) -> list[float]:

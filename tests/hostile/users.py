@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from toys import Physics, State
 
@@ -143,101 +142,6 @@ class Forgetting(Remembering):
     def step(self, state: State, action: jax.Array) -> State:
         state = super().step(state, jnp.clip(action, -0.9, 0.9))
         return state.replace(memory=jnp.where(state.info["ticks"] == 30, jnp.nan, state.memory))
-
-
-class Counter(Cart):
-    """Counts its steps in Python."""
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.count = 0
-
-    def reward(self, state: State) -> jax.Array:
-        self.count += 1
-        return super().reward(state) + 0.01 * self.count
-
-
-class ClassCounter(Cart):
-    """Counts its resets in Python, for all environments of the class."""
-
-    count = 0
-
-    def reset(self, rng: jax.Array) -> State:
-        ClassCounter.count += 1
-        state = super().reset(rng)
-        return state.replace(obs=state.obs + 0.01 * ClassCounter.count)
-
-
-class History(Cart):
-    """Appends to a list of Python."""
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.seen: list[Any] = []
-
-    def observe(self, state: State) -> jax.Array:
-        self.seen.append(0.0)
-        return super().observe(state)
-
-
-class NumpyNoise(Cart):
-    """Adds NumPy's noise to the reward."""
-
-    def reward(self, state: State) -> jax.Array:
-        return super().reward(state) + np.random.normal()
-
-
-class NumpyGoal(Cart):
-    """Draws a goal with NumPy in reset, inside a compiled loop."""
-
-    def reset(self, rng: jax.Array) -> State:
-        state = super().reset(rng)
-        goal = jax.lax.fori_loop(0, 2, lambda _, x: x + np.random.uniform(size=3), jnp.zeros(3))
-        return state.replace(obs=state.obs + goal)
-
-
-class TracedGoal(Cart):
-    """Keeps a traced goal on the object."""
-
-    def reset(self, rng: jax.Array) -> State:
-        self.goal = jax.random.normal(rng)
-        return super().reset(rng)
-
-    def reward(self, state: State) -> jax.Array:
-        return 1.0 - jnp.abs(state.pipeline_state.q[0] - self.goal)
-
-
-class LazyCache(Cart):
-    """Computes constants at the first call, and keeps a value for the rest of the call: both are allowed."""
-
-    table: Any = None
-    scale = None
-
-    def reward(self, state: State) -> jax.Array:
-        self.now = state.info["ticks"]
-        if self.scale is None:
-            self.scale, self.table = 0.5, {"size": np.ones(3)}
-        return self.scale * super().reward(state) + 0.0 * self.now
-
-
-class Host(Cart):
-    """Computes its reward on the host, without `vmap_method`."""
-
-    def reward(self, state: State) -> jax.Array:
-        return jax.pure_callback(np.abs, jax.ShapeDtypeStruct((), jnp.float32), super().reward(state))
-
-
-class Named(Cart):
-    """Observations in a dictionary: the networks read the policy's part only."""
-
-    part = "nested"  # kind of the other part: nested, scalar or picture
-    policy_reads = False  # whether the policy reads the other part
-
-    def observe(self, state: State) -> Any:
-        seen = super().observe(state)
-        parts = {"nested": {"x": seen[:1]}, "scalar": seen[0], "picture": jnp.zeros((4, 4, 3), jnp.uint8)}
-        other = parts[self.part]
-        return {"state": other, "vector": seen} if self.policy_reads else {"state": seen, "other": other}
 
 
 class InInfo(Cart):
