@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
-from moments import ACROBOT, MODELS, PARTS, ROBOT, SERVOS, environment
+from moments import ACROBOT, MODELS, PARTS, ROBOT, SERVOS, config
 
 from rlstable.config import ConfigError
+from rlstable.envs.load import load
 
 
 def mistake(path: Path, task: str, *words: str) -> str:
     """The error line of a task for a model file, with a line break at its end."""
     with pytest.raises(ConfigError) as caught:
-        environment(task, "arm", *words, f"env.xml={path}")
+        load(config(task, "arm", *words, f"env.xml={path}").env)
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(str(path), "{path}") + "\n"
+
+
+def vector(robot: Any, data: Any, past: Any, action: Any) -> jax.Array:
+    return jnp.zeros(3)
+
+
+def broken(robot: Any, data: Any, past: Any, action: Any) -> jax.Array:
+    raise KeyError("speed")
 
 
 SERVO = "env.task.actions.control=position env.task.actions.damping=2 env.task.actions.stiffness"
@@ -52,6 +64,34 @@ TASKS = [
      "commands.velocity.forward: [1, -0.5] is reversed; write the lower number first: [-0.5, 1]\n"),
     (f"robot_velocity quadruped {FORWARD}=[[0,0.2],[0,1],0]",
      "commands.velocity.forward: steps: input should be greater than 0, got 0\n"),
+    ("robot quadruped +env.task.rewards.uprigth={weight:1}",
+     "rewards.uprigth: there is no term 'uprigth'; did you mean upright?"),
+    ("robot quadruped +env.task.rewards.height.widht=1", "rewards.height.widht: unknown key; did you mean width?"),
+    ("robot quadruped +env.task.rewards.height.width=-1",
+     "rewards.height.width: input should be greater than 0, got -1"),
+    (f"robot quadruped {SERVO}=-1", "actions.stiffness: input should be greater than 0, got -1"),
+    ("robot quadruped env.task.rewards.upright.weight=much",
+     "rewards.upright.weight: 'much' must be a number, not text"),
+    ("robot quadruped +env.task.rewards.slip={}", "rewards.slip.weight: is missing; set it"),
+    ("robot quadruped env.task.actions.delay=[2,0]",
+     "actions.delay: [2, 0] is reversed; write the lower number first: [0, 2]"),
+    ("robot quadruped +env.task.commands.velocity={forward:[1,-1],sideways:[0,0],turn:[0,0]}",
+     "commands.velocity.forward: [1, -1] is reversed"),
+    ("robot quadruped +env.task.reset.random={}", "reset: has 2 terms; it must have one"),
+    ("robot quadruped +env.task.rewards.track_linear_velocity={weight:1}",
+     "rewards.track_linear_velocity: needs the command velocity; add env.task.commands.velocity"),
+    ("robot quadruped +env.task.rewards.mine={term:'no_such_module:f',weight:1}",
+     "rewards.mine: no module 'no_such_module'"),
+    ("robot quadruped +env.task.rewards.mine={term:'test_mistakes:vector',weight:1}",
+     "rewards.mine: returns shape (3,); it must return a number"),
+    ("robot quadruped +env.task.rewards.mine={term:'test_mistakes:broken',weight:1}",
+     "rewards.mine: raises KeyError: 'speed'"),
+    ("robot quadruped +env.task.observations.sensor={name:compass}",
+     "observations.sensor.name: the model has no sensor 'compass'; it has gyro, accelerometer"),
+    ("robot hopper env.task.randomization.mass=[1.2,0.8]", "randomization.mass: [1.2, 0.8] is reversed"),
+    ("robot hopper env.task.randomization.mass=[0,1]",
+     "randomization.mass: [0, 1] are factors; both must be above 0"),
+    ("robot hopper env.task.randomization.mas=[0.8,1]", "randomization.mas: names what the task does not have yet"),
     (f"robot_velocity quadruped {FORWARD}=[0,1,10]", "commands.velocity.forward: must be a list, [a, b], got 0\n"),
 ]  # fmt: skip
 
@@ -69,6 +109,7 @@ ON_THE_FLOOR = [
     ('<body name="upper" pos="0 0 2">', BASE), ("</worldbody>", "</body></worldbody>"),
     ("0 0 0 0 0 -1", "0 0 0 0 0 1"), ('pos="0 0 -1"', 'pos="0 0 1"'),
 ]  # fmt: skip
+ACTUATORS = [("<actuator>", "<!--"), ("</actuator>", "-->")]
 ITSELF = '<asset><model name="m" file="robot.xml"/></asset><worldbody><attach model="m" prefix="x"/>'
 USERS = '<general name="slow" joint="neck" dyntype="user" actdim="2" ctrlrange="0 1"/>'
 
@@ -83,6 +124,18 @@ def timestep(text: str) -> list[tuple[str, str]]:
 
 # Task, model and further words; edits of the model's text; the line as above.
 FILES = [
+    ("robot quadruped env.backend=spring", [],
+     "env.backend: spring is for Brax's environments; choose auto, native or mjx for env=robot"),
+    ("robot hopper env.task.randomization.mass=[0.8,1.2] env.randomization_fn=ball:each_its_own", [],
+     "env.randomization_fn: must be null with env.task.randomization"),
+    ("robot_swingup cart_pole", ACTUATORS, "env.xml: {path} has no actuator; add <actuator>"),
+    ("robot_swingup cart_pole", [("</mujoco>", "")], "env.xml: {path} cannot be read: XML parse error"),
+    ("robot_swingup cart_pole", [("<worldbody>", '<asset><mesh file="link.stl"/></asset><worldbody>')],
+     "env.xml: {path} cannot be compiled: Error: Error opening file 'link.stl'"),
+    ("robot_swingup cart_pole", [keyframe('name="home" qpos="0 0 0"')],
+     "env.xml: {path} cannot be compiled: Error: keyframe 'home': invalid qpos size, expected 2, got 3"),
+    ("robot_swingup cart_pole", [('range="-1.8 1.8"', 'range="2 -2"')],
+     "env.xml: {path}: range of joint slider is reversed, [2, -2]; write the lower number first"),
     ("robot_velocity hopper", [('condim="3"', 'contype="0" conaffinity="0"')],
      "env.task.rewards.short_steps: needs feet, geoms that can collide and touch the floor at home, and this model has "
      "none; remove the term: env.task.rewards.short_steps=null\n"),
@@ -100,7 +153,7 @@ FILES = [
      "env.xml: {path} has a keyframe with a NaN or an infinity: up\n"),
     ("robot_reach arm", [('<site name="hand" pos="0 0 0.25"/>', ""), (' name="upper"', ""), (' name="lower"', "")],
      "env.task.commands.pose.site: the model has no site; name the body"),
-    (f"robot arm {SERVO}=30", [("<actuator>", "<!--"), ("</actuator>", "-->")],
+    (f"robot arm {SERVO}=30", ACTUATORS,
      "env.task.actions.force: joint shoulder has no largest force"),
     ("robot walker", [('pos="0 0 0.1"', 'pos="0 nan 0.1"')],
      "env.xml: {path} has a NaN or an infinity in body_pos; correct that number"),

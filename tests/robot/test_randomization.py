@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from moments import config
 
-from rlstable.config import ConfigError
 from rlstable.envs.load import load
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -35,23 +34,3 @@ def test_every_environment_draws_its_own_model_within_the_ranges() -> None:
     assert 0.9 <= gains.min() < gains.max() <= 1.1
     gravity = np.asarray(drawn[".opt.gravity"])[:, 2] / -9.81
     assert 0.95 <= gravity.min() < gravity.max() <= 1.05
-
-
-@pytest.mark.parametrize(
-    "word, message",
-    [
-        ("mass=[1.2, 0.8]", "mass: [1.2, 0.8] is reversed"),
-        ("mass=[0, 1]", "mass: [0, 1] are factors; both must be above 0"),
-        ("mas=[0.8, 1]", "mas: names what the task does not have yet"),
-    ],
-)
-def test_mistake_in_a_range_is_one_line(word: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config("robot", "hopper", f"env.task.randomization.{word}")
-    assert str(caught.value).startswith(f"env.task.randomization.{message}")
-
-
-def test_range_and_function_are_not_combined() -> None:
-    words = ("env.task.randomization.mass=[0.8, 1.2]", "env.randomization_fn=ball:each_its_own")
-    with pytest.raises(ConfigError, match=r"^env.randomization_fn: must be null with env.task.randomization"):
-        config("robot", "hopper", *words)
