@@ -35,6 +35,12 @@ MISTAKES = [
     ("resume=nowhere", "resume: nowhere is not a run folder, it has no config.yaml; give runs/<env>/<time>"),
     ("resume=latest", "resume: there is no run in the folder runs yet; make one with rlstable train, or name a folder"),
     ("env=robot env.task.rewards={slip:{}}", "env.task.rewards: names what the task does not have yet; write +"),
+    ("distributed.process_id=2 distributed.num_processes=2",
+     "distributed.process_id: 2 must be less than num_processes=2; the first process is 0"),
+    ("distributed.enabled=false distributed.coordinator=node1:1",
+     "distributed.enabled: false trains in one process, so coordinator, process_id and "),
+    ("distributed.coordinator=node1", "distributed.coordinator: 'node1' must have the form <host of process 0>:<port>"),
+    ("distributed.enabled=sometimes", "distributed.enabled: input should be 'auto', 'true' or 'false', got "),
     ("hydra/launcher=ray", f"hydra/launcher: ray is not installed; {install('ray').split()[0]}"),
     ("--multirun sweep=ray seed=0,1", f"hydra/launcher: ray is not installed; {install('ray').split()[0]}"),
     ("--multirun sweep=optuna seed=0,1", f"hydra/sweeper: optuna is not installed; {install('optuna').split()[0]}"),
@@ -44,7 +50,7 @@ MISTAKES = [
     ("--seed", "cannot read '--seed': write seed=<value>"),
     ("--frobnicate", "unknown flag '--frobnicate'; settings are written key=value, and the flags are --multirun"),
     ("--cfg jobs", "--cfg/-c: invalid choice: 'jobs' (choose from "),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES)
