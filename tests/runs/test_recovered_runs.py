@@ -44,6 +44,7 @@ PRECISION: dict[str, Any] = {
         "recovery": {"every": 2, "remedies": ["fresh_resets", "raise_precision"], "relax_after": 100}, "incident": OFF,
     },
 }  # fmt: skip
+NATIVE = {"name": "ball:Stick", "backend": "native"}
 RUNS: dict[str, dict[str, Any]] = {
     "storm": {
         "fault": storm(iterations=7), "total_steps": 20 * ITERATION, "eval": {"num_evals": 2, "num_envs": 4},
@@ -84,6 +85,9 @@ RUNS: dict[str, dict[str, Any]] = {
         "env": {"kwargs": {"fault": "physics", "probability": 0.02}}, "total_steps": 6 * ITERATION,
         "supervise": {"recovery": OFF, "incident": {"window": 2}}, "network": {"recurrent": "gru", "recurrent_size": 4},
     },
+    "two devices": {"devices": 2, "eval": {"num_evals": 2, "num_envs": 4}},
+    "native physics": {"env": NATIVE, "eval": {"num_evals": 2, "num_envs": 4}},
+    "native physics on two devices": {"env": NATIVE, "devices": 2, "eval": {"num_evals": 2, "num_envs": 4}},
 }  # fmt: skip
 
 
@@ -137,6 +141,9 @@ def incidents(folder: Path) -> list[str]:
         pytest.param("precision", (8,), marks=pytest.mark.slow),
         ("incidents", (3,)),
         ("recurrent", (3,)),
+        ("two devices", (3,)),
+        pytest.param("native physics", (2,), marks=pytest.mark.slow),
+        pytest.param("native physics on two devices", (2,), marks=pytest.mark.slow),
     ],
 )
 def test_run_in_parts_ends_in_the_same_bits_as_the_whole_run(
