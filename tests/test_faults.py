@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from toys import GUARDS_OFF, Physics, PointMass, State, compiled, finite, learnt, placed, tiny_config
+from toys import GUARDS_OFF, Physics, PointMass, State, assemble, compiled, finite, learnt, placed, tiny_config
 
 from rlstable import faults
 from rlstable.config import Config, ConfigError
@@ -22,11 +22,9 @@ from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
 from rlstable.faults import SITES
 from rlstable.ppo.guards import env_guards
-from rlstable.ppo.initial import init_state
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.loop import TrainingLoop
-from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 NEVER = 1_000  # an iteration that no test reaches
@@ -92,13 +90,9 @@ class Program:
 
 def armed(config: Config, env: Any) -> tuple[PPO, TrainState]:
     """PPO and its first state with a fault, as `TrainingLoop` assembles them."""
-    vector = VectorEnv(env, config.env.episode_length, config.env.action_repeat, env_guards(config.guards))
-    vector = faults.faulty_env(vector, config.fault)
-    resets, count = Resets(vector, config.ppo.num_envs), config.ppo.num_envs
-    env_state = resets.draw(jax.random.PRNGKey(config.seed), count)
-    pool = resets.pool(jax.random.PRNGKey(config.seed + 1), count) if vector.uses_pool else None
-    ppo = faults.arm(make_ppo(config, vector, env.action_size), config.precision.matmul, config.fault.below)
-    return ppo, faults.armed_state(init_state(ppo, jax.random.PRNGKey(config.seed + 2), env_state, pool), config.fault)
+    ppo, state = assemble(config, env, faulty=True)
+    ppo = faults.arm(ppo, config.precision.matmul, config.fault.below)
+    return ppo, faults.armed_state(state, config.fault)
 
 
 def program(guards: dict[str, Any]) -> Program:

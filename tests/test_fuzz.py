@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from toys import PointMass, State, compiled, finite, learnt, placed, tiny_config
+from toys import PointMass, State, assemble, compiled, finite, learnt, placed, tiny_config
 
-from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
-from rlstable.ppo.guards import env_guards
-from rlstable.ppo.initial import init_state
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.rollout import Rollout
 from rlstable.ppo.state import Metrics, TrainState
-from rlstable.runner.setup import make_ppo
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 # State before a step, state after a step, action of the policy, samples, gradient.
@@ -141,15 +137,10 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained() -> Trained:
-    config = tiny_config(guards={})
-    vector = VectorEnv(Clocked(PointMass()), config.env.episode_length, 1, env_guards(config.guards))
-    resets = Resets(vector, ENVS)
-    env_state = resets.draw(jax.random.PRNGKey(0), ENVS)
-    env_state = env_state.replace(info={**env_state.info, "lane": np.arange(ENVS, dtype=np.int32)})
-    ppo = make_ppo(config, vector, PointMass.action_size)
+    ppo, state = assemble(tiny_config(guards={}), Clocked(PointMass()))
+    info = {**state.env_state.info, "lane": np.arange(ENVS, dtype=np.int32)}
+    state = placed(dataclasses.replace(state, env_state=state.env_state.replace(info=info), fault=HEALTHY))
     ppo = FuzzedPPO(**{field.name: getattr(ppo, field.name) for field in dataclasses.fields(PPO)})
-    state = init_state(ppo, jax.random.PRNGKey(2), env_state, resets.pool(jax.random.PRNGKey(1), ENVS))
-    state = placed(dataclasses.replace(state, fault=HEALTHY))
     iterate = compiled(ppo).lower(state).compile()
     for _ in range(3):
         state, metrics = iterate(state)

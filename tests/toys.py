@@ -23,6 +23,7 @@ from rlstable.device.counter import WideCounter
 from rlstable.device.mesh import make_mesh
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import VectorEnv
+from rlstable.faults import faulty_env
 from rlstable.ppo.diagnostics import loss_metrics
 from rlstable.ppo.guards import env_guards
 from rlstable.ppo.initial import init_state
@@ -212,8 +213,10 @@ def settings_of(settings: config.Config) -> Settings:
     return make_ppo(settings, VectorEnv(PointMass(), 12, 1, {}), 2).settings
 
 
-def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tuple[PPO, TrainState]:
-    """PPO on an environment (default `PointMass`) and its first state, on the host."""
+def assemble(
+    settings: config.Config, env: Any = None, pool_size: int = 8, faulty: bool = False
+) -> tuple[PPO, TrainState]:
+    """PPO on an environment (default `PointMass`), with the configured fault if `faulty`, and its first state."""
     env = PointMass() if env is None else env
     vector = VectorEnv(
         env,
@@ -223,6 +226,7 @@ def assemble(settings: config.Config, env: Any = None, pool_size: int = 8) -> tu
         settings.env.reset == "pool",
         restore_info=settings.env.restore_info,
     )
+    vector = faulty_env(vector, settings.fault) if faulty else vector
     resets = Resets(vector, settings.ppo.num_envs)
     env_state = resets.draw(jax.random.PRNGKey(settings.seed), settings.ppo.num_envs)
     pool = resets.pool(jax.random.PRNGKey(settings.seed + 1), pool_size) if vector.uses_pool else None
