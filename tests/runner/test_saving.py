@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from saved import events
 from short_runs import short_config
@@ -96,28 +95,6 @@ def test_clock_of_any_process_asks_all_processes_for_a_checkpoint(monkeypatch: p
         assert request.agreed(0.0) == (agreed, bool(theirs % 2))
     assert request.agreed(11.0, True)[0] is StopReason.interrupted
     assert asked == [0, 0, 0, 0, 3]
-
-
-def test_run_whose_last_saves_fail_ends_as_not_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fail_after(monkeypatch, 3)
-    result = TrainingLoop(quick(), tmp_path).run()
-    assert (result.stop_reason, result.stop_reason.exit_code) == (StopReason.not_saved, 13)
-    left = read_result(tmp_path)
-    assert left is not None and left["unsaved_steps"] == (LAST - 3) * ITERATION
-    assert f"not saved    the last {(LAST - 3) * ITERATION} steps" in capsys.readouterr().out
-    assert left["advice"].startswith(f"Make room on the disk of {tmp_path}, or check its permissions; then ")
-    assert [event["checkpoint"] for event in events(tmp_path, "checkpoint_failed")] == [4, 5, 6, 7, 8, 8]
-    assert steps_in(tmp_path / "checkpoints") == [2, 3]
-    assert np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
-    monkeypatch.undo()
-    again = TrainingLoop(quick(resume="auto"), tmp_path)
-    assert again.single.host.step == 3 * ITERATION
-    assert again.run().stop_reason is StopReason.completed
-    assert steps_in(tmp_path / "checkpoints") == [7, 8]
-    left = read_result(tmp_path)
-    assert left is not None and left["stop_reason"] == "completed" and "unsaved_steps" not in left
 
 
 def test_last_save_that_fails_is_tried_again_when_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,7 @@ ENDINGS: dict[str, tuple[dict[str, Any], Ends]] = {
             "not_saved", 4,
             # The last save is tried again at the end.
             ("3: checkpoint 3 failed", "4: checkpoint 4 failed", "4: checkpoint 4 failed"), saved=first(2),
+            advice=", or check its permissions; then ",
         ),
     ),
     "logger that fails": (
@@ -232,6 +233,7 @@ def test_run_ends_by_name_and_leaves_its_good_checkpoints(tmp_path: Path, name: 
     assert story(tmp_path) == list(ends.story)
     assert ends.saved is None or ends.saved == (saved(tmp_path) if (tmp_path / "checkpoints").exists() else [])
     assert ends.advice in (left.get("advice") or "")
+    assert "unsaved_steps" in left or ends.reason != "not_saved"
     assert tuple(warning["name"] for warning in left["warnings"]) == ends.warnings
     assert ends.saved == [] or np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
 

@@ -62,13 +62,14 @@ def test_run_on_a_full_disk_trains_to_its_end_and_keeps_its_checkpoints(
     printed = capsys.readouterr().out
     assert "checkpoint_failed: checkpoint 4, error " in printed and "No space left on device" in printed
     assert "sink_failed: sink JsonLines, error OSError" in printed
-    assert "stop reason  not_saved" in printed
+    assert "stop reason  not_saved" in printed and f"not saved    the last {11 * ITERATION} steps" in printed
+    assert result(disk)["advice"].startswith(f"Make room on the disk of {disk}, or check its permissions; then ")
     assert result(disk)["unsaved_steps"] == 11 * ITERATION  # written into reserved space
     assert "not_saved" in (disk / "report.html").read_text()
     assert saved(disk) == [3]  # the fourth save failed
     assert load_policy(disk, "latest").host["host"]["iteration"] == 3
     (disk / "filler").unlink()
-    assert run(disk, resume="auto") is StopReason.completed
+    assert run(disk, resume="auto") is StopReason.completed and "unsaved_steps" not in result(disk)
     require_same_checkpoint(checkpoint(disk), checkpoint(healthy))
     assert rows(disk) == rows(healthy)
 
