@@ -137,17 +137,28 @@ def compile_something(size: int) -> Any:
 
 def test_compiled_programs_are_cached_in_the_home_of_the_user_after_a_first_compilation(cache: Path) -> None:
     compile_something(3)
+    assert program_cache_folder() is None
     assert enable_program_cache("auto") is None
     compile_something(4)
     assert len(programs(cache)) == 1
     (folder,) = (cache / "rlstable" / "programs").iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert jax.config.jax_compilation_cache_max_size == 2**31
+    assert program_cache_folder() == folder
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        assert program_cache_folder() is None
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", "gs://bucket/programs")
+    assert program_cache_folder() is None
 
 
 def test_compile_cache_option_sets_the_folder(cache: Path) -> None:
     assert enable_program_cache(None) is None
     assert jax.config.jax_compilation_cache_dir is None
+    (cache / "file").write_text("")
+    assert "Not a directory" in str(enable_program_cache(str(cache / "file")))
     assert enable_program_cache(str(cache / "mine")) is None
     compile_something(5)
     assert len(programs(cache / "mine")) == 1
@@ -165,11 +176,6 @@ def test_processes_with_accelerators_need_a_folder_that_the_user_names(
     assert enable_program_cache(str(cache / "shared")) is None
 
 
-def test_cache_folder_that_cannot_be_created_is_no_error(cache: Path) -> None:
-    (cache / "file").write_text("")
-    assert "Not a directory" in str(enable_program_cache(str(cache / "file")))
-
-
 def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,20 +190,6 @@ def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(
     TrainingLoop(tiny_config(logging={"console": "lines"}, compile_cache=str(shared)), tmp_path / "run").close()
     assert [event["error"] for event in events(tmp_path / "run", "compile_cache_unusable")] == [said]
     assert capsys.readouterr().out.count("compile_cache_unusable") == 1
-    assert program_cache_folder() is None
-
-
-def test_folder_of_programs_is_the_folder_in_use(cache: Path) -> None:
-    assert program_cache_folder() is None
-    enable_program_cache("auto")
-    (folder,) = (cache / "rlstable" / "programs").iterdir()
-    assert program_cache_folder() == folder
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        assert program_cache_folder() is None
-    finally:
-        jax.config.update("jax_enable_compilation_cache", True)
-    jax.config.update("jax_compilation_cache_dir", "gs://bucket/programs")
     assert program_cache_folder() is None
 
 
