@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from commands import SMALLEST, exit_code
@@ -59,17 +55,6 @@ def test_doctor_reports_a_mistake_in_one_line_with_exit_code_2(
     assert printed.err.startswith(f"rlstable: {message}")
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
-
-
-def test_help_of_the_doctor_does_not_import_jax(tmp_path: Path) -> None:
-    code = (
-        "import sys; from rlstable.doctor import __main__ as doctor\n"
-        "try: doctor.main(['--help'])\n"
-        "except SystemExit: print(sorted({'jax', 'brax', 'mujoco', 'hydra'} & set(sys.modules)))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    assert "key=value" in found.stdout
-    assert found.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.slow

@@ -79,11 +79,24 @@ def test_words_after_the_command_are_its_arguments(here: Path, capsys: pytest.Ca
     ]
 
 
-@pytest.mark.parametrize("words", [[], ["--version"], ["trian"]])
-def test_jax_is_not_imported_for_listing_and_version(words: list[str]) -> None:
+PRINTING = [
+    ("rlstable.__main__", ([], ["--version"], ["trian"]), "jax brax mujoco flax orbax"),
+    (
+        "rlstable.train", (["--help"], ["env=ant", "--cfg", "job"], ["env=nowhere"], ["ppo.num_envs=0"]),
+        "jax brax mujoco flax orbax wandb",
+    ),
+    ("rlstable.doctor.__main__", (["--help"],), "jax brax mujoco hydra"),
+    ("rlstable.demo.__main__", (["humanoid"],), "jax brax"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "commands", "heavy"), PRINTING, ids=[module for module, *_ in PRINTING])
+def test_jax_is_not_imported_for_listings_helps_mistakes_and_pages(
+    module: str, commands: tuple[list[str], ...], heavy: str, here: Path
+) -> None:
     code = (
-        "import sys\nfrom rlstable.__main__ import main\n"
-        f"try: main({words})\nexcept SystemExit: pass\n"
-        "print(sorted({'jax', 'brax', 'mujoco', 'flax', 'orbax'} & set(sys.modules)))"
+        f"import sys\nfrom {module} import main\nfor sys.argv[1:] in {commands}:\n"
+        "    try: main()\n    except SystemExit: pass\n"
+        f"print(sorted(set({heavy.split()}) & set(sys.modules)))"
     )
     assert printed_by(code)[-1] == "[]"

@@ -88,18 +88,6 @@ def test_first_line_of_a_run_waits_for_no_numpy_rich_or_jax() -> None:
     assert printed_by(code) == ["[]"]
 
 
-def test_command_that_does_not_train_does_not_import_jax() -> None:
-    code = (
-        "import sys, rlstable.train as t\n"
-        "for words in (['--help'], ['env=ant', '--cfg', 'job'], ['env=nowhere'], ['ppo.num_envs=0']):\n"
-        "    sys.argv[1:] = words\n"
-        "    try: t.main()\n"
-        "    except SystemExit: pass\n"
-        "print(sorted({'jax', 'brax', 'mujoco', 'flax', 'orbax', 'wandb'} & set(sys.modules)))"
-    )
-    assert printed_by(code)[-1] == "[]"
-
-
 def test_uncaught_interrupt_is_one_line_and_exit_code_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
