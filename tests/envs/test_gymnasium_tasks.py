@@ -57,30 +57,25 @@ def check_parity(own: Any, theirs: Any, steps: int = STEPS) -> None:
             break
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_native_task_equals_that_of_gymnasium(name: str) -> None:
-    with jax.enable_x64(True):
-        check_parity(task(name), gymnasium.make(name).unwrapped)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Swimmer-v5"])
-def test_task_without_contacts_equals_that_of_gymnasium_in_mjx(name: str) -> None:
-    with jax.enable_x64(True):
-        check_parity(task(name, "mjx"), gymnasium.make(name).unwrapped)
+WITHOUT_CONTACTS = ("InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Swimmer-v5")
+ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
+    ("Ant-v5", {"include_cfrc_ext_in_observation": False, "contact_cost_weight": 0, "main_body": "torso"}),
+    ("Ant-v5", {"exclude_current_positions_from_observation": False, "healthy_z_range": (0.5, 0.7)}),
+    ("Hopper-v5", {"terminate_when_unhealthy": False, "healthy_reward": 2.0}),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "kwargs"),
+    ("name", "backend", "kwargs"),
     [
-        ("Ant-v5", {"include_cfrc_ext_in_observation": False, "contact_cost_weight": 0, "main_body": "torso"}),
-        ("Ant-v5", {"exclude_current_positions_from_observation": False, "healthy_z_range": (0.5, 0.7)}),
-        ("Hopper-v5", {"terminate_when_unhealthy": False, "healthy_reward": 2.0}),
+        *((name, "native", {}) for name in NAMES),
+        *(pytest.param(name, "mjx", {}, marks=pytest.mark.slow) for name in WITHOUT_CONTACTS),
+        *((name, "native", kwargs) for name, kwargs in ARGUMENTS),
     ],
 )
-def test_arguments_of_gymnasium_change_the_task_as_in_gymnasium(name: str, kwargs: dict[str, Any]) -> None:
+def test_task_equals_that_of_gymnasium(name: str, backend: str, kwargs: dict[str, Any]) -> None:
     with jax.enable_x64(True):
-        check_parity(task(name, **kwargs), gymnasium.make(name, **kwargs).unwrapped, 20)
+        check_parity(task(name, backend, **kwargs), gymnasium.make(name, **kwargs).unwrapped, 20 if kwargs else STEPS)
 
 
 @pytest.mark.parametrize("name", ["Ant-v5", "Pusher-v5", "Reacher-v5", "Walker2d-v5"])
