@@ -171,12 +171,24 @@ def test_page_of_a_killed_fleet_shows_the_seeds_that_had_started(healthy: Traine
     assert [story.folder.name for story in read_records(tmp_path / "run")] == ["seed-0", "seed-1"]
 
 
-def test_seed_in_a_fleet_equals_its_run_alone(tmp_path: Path) -> None:
+STICK = {"source": "brax", "name": "inverted_pendulum", "backend": "native", "episode_length": 50, "kwargs": None}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "sections"),
+    [
+        ((0, 2), {"seeds": 3}),
+        # C MuJoCo steps the simulations of all seeds in one call.
+        pytest.param((1,), {"seeds": 2, "env": STICK, "fault": {}}, marks=pytest.mark.slow),
+    ],
+    ids=["toy", "native physics"],
+)
+def test_seed_in_a_fleet_equals_its_run_alone(tmp_path: Path, seeds: tuple[int, ...], sections: dict[str, Any]) -> None:
     """After one iteration, to 1e-5: products of several seeds are summed in another order."""
-    config = together(total_steps=ITERATION)
+    config = together(total_steps=ITERATION, **sections)
     fleet = TrainingLoop(config, tmp_path / "fleet")
     fleet.run()
-    for seed in (0, 2):
+    for seed in seeds:
         alone = TrainingLoop(config.of_seed(seed, "alone"), tmp_path / f"alone-{seed}")
         alone.run()
         ours, theirs = fleet.seeds[seed].state, alone.single.state
@@ -460,20 +472,3 @@ def test_out_of_memory_while_training_takes_all_seeds_back_to_a_smaller_plan(
         for seed in range(3)
     }
     assert plans[0] == plans[2] != [] and plans[1] == []
-
-
-@pytest.mark.slow
-def test_seed_on_native_physics_equals_its_run_alone(tmp_path: Path) -> None:
-    """C MuJoCo steps the simulations of all seeds in one call."""
-    config = together(
-        2,
-        total_steps=ITERATION,
-        env={"source": "brax", "name": "inverted_pendulum", "backend": "native", "episode_length": 50, "kwargs": None},
-        fault={},
-    )
-    fleet = TrainingLoop(config, tmp_path / "fleet")
-    fleet.run()
-    alone = TrainingLoop(config.of_seed(1, "alone"), tmp_path / "alone")
-    alone.run()
-    for a, b in zip(numbers(fleet.seeds[1].state), numbers(alone.single.state), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

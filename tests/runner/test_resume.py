@@ -40,33 +40,29 @@ def config(total: int, **sections: Any) -> Config:
     return short_config(**defaults | {"total_steps": total * ITERATION} | sections)
 
 
-def test_resume_with_more_environments_resets_them_and_keeps_the_parameters(tmp_path: Path) -> None:
-    first = TrainingLoop(config(2), tmp_path)
-    first.run()
-    ppo = {**config(2).ppo.model_dump(), "num_envs": 16}
-    second = TrainingLoop(config(4, resume="auto", ppo=ppo), tmp_path)
-    second.single.log.logbook.wait()
-    (event,) = events(tmp_path, "environments_redrawn")
-    assert (event["num_envs"], event["step"]) == (16, 2 * ITERATION)
-    assert_same(second.single.state.params, first.single.state.params)
-    assert second.run().stop_reason is StopReason.completed
-    assert second.single.state.env_state.done.shape == (16,)
-    assert second.single.log.history[-1]["step"] == 4 * ITERATION
-
-
 @pytest.mark.parametrize(
-    ("change", "steps"), [({"stagger": True}, [0, 1, 3, 4, 6, 7, 9, 10]), ({"restore_info": True}, [0] * 8)]
+    ("change", "steps"),
+    [
+        ({"ppo": config(2).ppo.model_dump() | {"num_envs": 16}}, [0] * 16),
+        ({"env": {"stagger": True}}, [0, 1, 3, 4, 6, 7, 9, 10]),
+        ({"env": {"restore_info": True}}, [0] * 8),  # the remedy of the sign `training_episodes_short`
+    ],
+    ids=["more environments", "stagger", "restore info"],
 )
-def test_resume_that_staggers_environments_or_restores_info_resets_them(
+def test_resume_with_other_environments_resets_them_and_keeps_the_parameters(
     tmp_path: Path, change: dict[str, Any], steps: list[int]
 ) -> None:
-    """Restored info is the remedy of the sign `training_episodes_short`."""
-    TrainingLoop(config(2), tmp_path).run()
-    second = TrainingLoop(config(4, resume="auto", env=change), tmp_path)
+    first = TrainingLoop(config(2), tmp_path)
+    first.run()
+    second = TrainingLoop(config(4, resume="auto", **change), tmp_path)
     second.single.log.logbook.wait()
-    assert len(events(tmp_path, "environments_redrawn")) == 1
+    (event,) = events(tmp_path, "environments_redrawn")
+    assert (event["num_envs"], event["step"]) == (len(steps), 2 * ITERATION)
+    assert_same(second.single.state.params, first.single.state.params)
     assert np.asarray(second.single.state.env_state.info["steps"]).tolist() == steps
     assert second.run().stop_reason is StopReason.completed
+    assert second.single.state.env_state.done.shape == (len(steps),)
+    assert second.single.log.history[-1]["step"] == 4 * ITERATION
 
 
 def test_resume_with_another_task_compares_no_return_of_the_one_before(tmp_path: Path) -> None:
