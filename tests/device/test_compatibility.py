@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +91,21 @@ def test_missing_module_or_name_is_none() -> None:
         compatibility._private("no_such_library._src", "name")
 
 
-def test_unknown_coordination_service_ends_a_run_of_several_processes_with_one_line(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("name", "call", "message"),
+    [
+        ("global_state", compatibility.coordination, r"distributed: rlstable does not know jax \d.*; install an older"),
+        ("_envs", compatibility.brax_environments, r"env: .* not know brax \d.*env\.name=brax\.envs\.ant:Ant$"),
+        ("io", compatibility.mjx_io, r"distributed: rlstable does not know mujoco-mjx \d"),
+    ],
+)
+def test_unknown_part_of_a_library_is_one_line(
+    name: str, call: Callable[[], Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without(monkeypatch, "global_state")
-    with pytest.raises(ConfigError, match=r"^distributed: rlstable does not know jax \d.*; install an older jax, or "):
-        compatibility.coordination()
+    assert call() is not None
+    without(monkeypatch, name)
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        call()
     assert not hosts._is_wanted(validate(DistributedConfig, {}))  # a single process needs none of it
 
 
@@ -113,19 +122,6 @@ def test_unknown_flags_of_hydra_are_left_to_hydra(monkeypatch: pytest.MonkeyPatc
         reject_unknown_flags(["--nonsense"])
     without(monkeypatch, "get_args_parser")
     reject_unknown_flags(["--nonsense"])
-
-
-def test_unknown_registry_of_brax_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "_envs")
-    with pytest.raises(ConfigError, match=r"^env: rlstable does not know brax \d.*env\.name=brax\.envs\.ant:Ant$"):
-        compatibility.brax_environments()
-
-
-def test_unknown_module_of_mjx_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compatibility.mjx_io().__name__ == "mujoco.mjx._src.io"
-    without(monkeypatch, "io")
-    with pytest.raises(ConfigError, match=r"^distributed: rlstable does not know mujoco-mjx \d"):
-        compatibility.mjx_io()
 
 
 def test_environment_of_brax_without_a_known_pipeline_has_no_native_physics(monkeypatch: pytest.MonkeyPatch) -> None:

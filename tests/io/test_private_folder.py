@@ -20,26 +20,24 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o1777])
-def test_folder_that_others_may_write_is_rejected_with_the_command_to_fix_it(folder: Path, mode: int) -> None:
-    folder.chmod(mode)
-    expected = f"{folder} can be written by other users (mode {mode:04o}); chmod go-w {folder}"
-    assert writable_by_others(folder) == expected
+@pytest.mark.parametrize(("mode", "above", "passes"), [
+    (0o770, False, False), (0o1777, False, False), (0o707, True, False), (0o1777, True, True), (0o755, True, True),
+])  # fmt: skip
+def test_folder_that_others_may_write_or_replace_is_rejected_with_the_command_to_fix_it(
+    folder: Path, mode: int, above: bool, passes: bool
+) -> None:
+    """A parent may be written by all, such as /tmp, if it has the sticky bit."""
+    changed = folder.parent if above else folder
+    changed.chmod(mode)
+    named = f"{changed}, above {folder}," if above else str(folder)
+    expected = f"{named} can be written by other users (mode {mode:04o}); chmod go-w {changed}"
+    assert writable_by_others(folder) == (None if passes else expected)
 
 
 def test_private_folder_of_another_user_is_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert writable_by_others(folder) == f"{folder} belongs to another user (uid {owner})"
-
-
-@pytest.mark.parametrize(("mode", "passes"), [(0o707, False), (0o1777, True), (0o755, True)])
-def test_parent_folder_that_everyone_may_write_needs_the_sticky_bit(folder: Path, mode: int, passes: bool) -> None:
-    folder.parent.chmod(mode)
-    found = writable_by_others(folder)
-    assert passes == (found is None)
-    if found is not None:
-        assert f"{folder.parent}, above {folder}, can be written by other users" in found
 
 
 @pytest.mark.parametrize(("own_group", "passes"), [(True, True), (False, False)])
