@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlstable.io.commands import command
 from rlstable.io.console import setting
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.episodes import episodes
@@ -18,7 +19,6 @@ from rlstable.report.panels import CONTROLS, PANELS, curves, figure
 from rlstable.report.run_record import RunRecord, differences
 from rlstable.report.timeline import event_text, timeline
 from rlstable.supervise.diagnosis import LOSS_NOT_FINITE
-from rlstable.supervise.stop_reasons import command
 
 _LAST_EVENTS = 300
 _STEPS_OF_SIGN = 5

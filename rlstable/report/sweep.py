@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.config import ConfigError
+from rlstable.io.commands import train_command
 from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.io.run_folder import read_overrides, read_result, seed_folders, seed_of
 from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
 from rlstable.report.markup import stop_reason
 from rlstable.report.run_record import RunRecord, read_record
-from rlstable.supervise.stop_reasons import StopReason, train_command
+from rlstable.supervise.stop_reasons import StopReason
 
 Values = tuple[tuple[str, str], ...]  # overrides without seeds: keys and values as text
 _FILES = ("result.json", "overrides.json")  # a job's folder has at least one of these

@@ -13,9 +13,10 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from rlstable.config import ConfigError
+from rlstable.io.commands import command
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import read_result
-from rlstable.supervise.stop_reasons import StopReason, command
+from rlstable.supervise.stop_reasons import StopReason
 
 
 class SweepSummary(Callback):

@@ -20,6 +20,7 @@ from rlstable.config.faults import FaultConfig
 from rlstable.config.run import CheckpointConfig
 from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.commands import command
 from rlstable.io.files import is_full, one_line
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
@@ -28,7 +29,7 @@ from rlstable.runner.kept_teacher import names_of
 from rlstable.runner.log import SeedLog
 from rlstable.runner.programs import Programs
 from rlstable.supervise.snapshots import Snapshots
-from rlstable.supervise.stop_reasons import SAVED, StopReason, command
+from rlstable.supervise.stop_reasons import SAVED, StopReason
 
 
 class Saving:

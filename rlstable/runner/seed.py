@@ -12,6 +12,7 @@ from rlstable.config import Config
 from rlstable.device import hosts, sharding
 from rlstable.device.precision import Level
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.commands import command
 from rlstable.io.run_folder import read_result
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.networks import Params
@@ -28,7 +29,7 @@ from rlstable.supervise.incident import Incidents
 from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.recovery import Recovery
 from rlstable.supervise.snapshots import Snapshots
-from rlstable.supervise.stop_reasons import StopReason, command, stays_ended
+from rlstable.supervise.stop_reasons import StopReason, stays_ended
 
 
 @dataclasses.dataclass(eq=False)

@@ -18,6 +18,7 @@ from rlstable.device import hosts, machine
 from rlstable.device.mesh import device_kind
 from rlstable.device.mjx import uses_warp
 from rlstable.envs.load import Loaded
+from rlstable.io.commands import command, short_path
 from rlstable.io.console import Console
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import (
@@ -34,7 +35,7 @@ from rlstable.runner.listener import Listeners
 from rlstable.runner.seed import Seed
 from rlstable.supervise import memory
 from rlstable.supervise.diagnosis import LOSS_NOT_FINITE, recovered_text
-from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason, command, short_path
+from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason
 
 _MOST_SIGNS = 3
 _NOT_IN_EVENT = ("signs", "warnings")  # fields of `result.json` that the event `stopped` lacks
