@@ -1,4 +1,4 @@
-"""Studies: cells of seeds, of which each becomes a row of results, and trainings by the plain command."""
+"""Studies: trains the seeds that a file of results lacks, cell by cell, and adds a row for each seed."""
 
 import contextlib
 import dataclasses
@@ -57,7 +57,7 @@ _CURVE = {"steps": "step", "returns": "eval/episode_reward"}
 
 @contextlib.contextmanager
 def trained(overrides: Sequence[str], seeds: range) -> Iterator[tuple[list[Run], Outcome]]:
-    """Trains all seeds in one process, as a user starts it, in a temporary folder.
+    """Trains all seeds by the plain command, in one process and a temporary folder.
 
     Raises:
         ConfigError: A seed has no result, or a signal stopped it.
@@ -94,7 +94,7 @@ def run(asked: Namespace, cells: Iterable[Cell], write_page: Callable[[Sequence[
                 about, returns = results.provenance(), []
                 for row in cell.train(seeds):
                     results.add(asked.out, [{**cell.about, **row, **about}])
-                    value = row["returns"][-1] if "returns" in row else row["return"]
+                    value = row["return"] if "return" in row else row["returns"][-1]
                     returns.append("nan" if value is None else f"{value:,.4g}")
                 print(f"{cell.name:40} {', '.join(returns)} ({time.perf_counter() - started:.0f} s)", flush=True)
         except ConfigError as error:

@@ -92,8 +92,7 @@ def train(task: str, side: str, glitch: Glitch, rate: float, seeds: range) -> It
     if side == "brax":  # whose learning rate stays constant
         fault = FaultConfig(site=glitch.site, value=value, probability=rate) if rate else None
         for end in brax_rival.train([*overrides, "ppo.learning_rate_schedule=constant"], seeds, fault=fault):
-            value = end["returns"][-1] if end["returns"] else None
-            yield {"seed": end["seed"], "return": value, "ending": end["stop_reason"]}
+            yield {"seed": end["seed"], "return": end["return"], "ending": end["stop_reason"]}
         return
     fault = (f"fault.site={glitch.site}", f"fault.value={value}", f"fault.probability={rate}") if rate else ()
     with study.trained([*overrides, f"guards={side}", *fault], seeds) as (runs, _):

@@ -95,11 +95,11 @@ def train(
         error, saved = _train(trained_on, env, brax_settings(config, seed), evaluations)
         if not saved and fault is None:
             raise ConfigError(f"Brax's PPO: {error}")
+        returns = _returns(env, saved, episodes, config.env.episode_length)
         yield {
-            "seed": seed, "steps": [own.step for own in saved],
-            "returns": _returns(env, saved, episodes, config.env.episode_length),
-            "finite": bool(saved) and all_finite(saved[-1].params), "stop_reason": error or "completed",
-            "seconds": round(time.perf_counter() - started, 1),
+            "seed": seed, "steps": [own.step for own in saved], "returns": returns,
+            "return": returns[-1] if returns else None, "finite": bool(saved) and all_finite(saved[-1].params),
+            "stop_reason": error or "completed", "seconds": round(time.perf_counter() - started, 1),
         }  # fmt: skip
 
 

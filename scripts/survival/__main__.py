@@ -248,8 +248,8 @@ def run_whole(overrides: Sequence[str], fault: Mapping[str, Any], seed: int) -> 
 
 def run_rival(overrides: Sequence[str], case: Case, seeds: range) -> Iterator[Row]:
     for end in brax_rival.train(overrides, seeds, fault=FaultConfig(**case.fault)):
-        value = end["returns"][-1] if end["returns"] else None
-        yield _row(end["seed"], end["stop_reason"] == "completed", end["finite"], value, {}, end["seconds"])
+        finished = end["stop_reason"] == "completed"
+        yield _row(end["seed"], finished, end["finite"], end["return"], {}, end["seconds"])
 
 
 @functools.lru_cache(maxsize=2)

@@ -12,7 +12,7 @@ from scripts.results import Row, matching
 SIDES = ("off", "default", "brax")
 TITLES = {"off": "guards=off", "default": "guards=default", "brax": "Brax PPO"}
 TASKS = {"generalized": "inverted pendulum, generalized", "mjx": "inverted pendulum, MJX", "point_mass": "point mass"}
-ALIKE = {"mjx": "generalized"}  # a task, of which only the rows are shown that differ from those of another task
+ALIKE = {"mjx": "generalized"}  # the table of the first task has only the rows that differ from the second task's
 ENOUGH, TOO_LITTLE = 0.95, 0.8  # shares of the clean return: green from the first on, red below the second
 RED, AMBER, GREEN = range(3)
 _COLOURS = ("#e8705f", "#fdd17a", "#79bf76")
@@ -66,7 +66,7 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
                 for case, texts in shown.items()
                 if any(text not in ("", known[side, case]) for side, text in zip(sides, texts, strict=True))
             }
-            lines += [f"Faults that are missing here have the shares of {TASKS[base]}, where they were measured.", ""]
+            lines += [f"A fault that is not in this table has the shares of {TASKS[base]}, where it was measured.", ""]
         cells = pages.merged([(case, *texts, trips(by[task, "default", case])) for case, texts in shown.items()])
         lines += [*pages.table(header, cells, (0, len(header) - 1)), ""]
     own = {key: one for key, one in drawn.items() if key[1] == "default" and key[2] != "clean" and one[1] is not None}
