@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from brax.envs.base import Env, Wrapper
 from brax.envs.base import State as BraxState
@@ -22,10 +20,8 @@ from rlstable import brax_ppo
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.envs.interface import require_unwrapped
-from rlstable.io.run_folder import read_result
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.seeds import Result
-from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 SENTENCE = (
@@ -83,22 +79,6 @@ def test_wrapper_of_the_user_is_no_training_wrapper() -> None:
     assert isinstance(wrapped.env, BraxPoint)
 
 
-def test_additional_field_that_goes_bad_is_replaced_and_no_cause_for_more_precision(tmp_path: Path) -> None:
-    """It stayed NaN for ever, which no precision mends."""
-    env = {"name": "hostile.users:Forgetting", "episode_length": 100}
-    config = tiny_config(
-        guards={}, devices=1, total_steps=12 * 64, env=env, eval={"num_evals": 0}, logging={"console": "off"},
-        supervise={}, checkpoint={"enabled": False},
-    )  # fmt: skip
-    loop = TrainingLoop(config, tmp_path)
-    result = loop.run()
-    assert result.stop_reason is StopReason.completed
-    assert loop.single.level.matmul == "default"
-    # 8 environments take 96 steps each: bad after 30, 60 and 90.
-    assert result.history[-1]["guards/quarantine/info"] == 24
-    assert np.isfinite(np.asarray(loop.single.state.env_state.memory)).all()
-
-
 UNITS = (
     "env=import", "env.name=users:Units", "env.episode_length=100", "network=small", "ppo.num_envs=32",
     "ppo.batch_size=32", "ppo.num_minibatches=8", "ppo.unroll_length=16", "ppo.learning_rate=1e-3", "eval.num_envs=16",
@@ -129,23 +109,3 @@ def test_policy_learns_in_any_unit(tmp_path: Path, kwargs: str, seed: int) -> No
     units = float(kwargs.rsplit(": ", 1)[1]) if kwargs.startswith("unit") else 1.0
     returns = [row["eval/episode_reward"] for row in result.history if "eval/episode_reward" in row]
     assert max(returns) / units > -1.0  # of about -100 for a policy that runs away
-
-
-@pytest.mark.slow
-def test_mean_action_that_returns_nothing_is_said_in_console_summary_and_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tiny_config(
-        guards={}, env={"name": "users:Stiction"}, total_steps=30 * 64, eval={"num_evals": 10, "num_envs": 4},
-        logging={"console": "lines"}, supervise={},
-    )  # fmt: skip
-    TrainingLoop(config, tmp_path).run()
-    result = read_result(tmp_path)
-    assert result is not None
-    text = result["signs"]["evaluation_below_training"]["text"]
-    assert re.match(r"evaluations of the mean action returned 0\.0, where .* sampled actions returned \d", text)
-    assert "set eval.deterministic=false" in text
-    printed = capsys.readouterr().out
-    assert printed.count("sign evaluation_below_training: ") == 1
-    assert f"sign         {text}" in printed
-    assert text in (tmp_path / "report.html").read_text()

@@ -136,14 +136,6 @@ class Remembering(Cart):
         return state.replace(memory=memory, info=info, done=jnp.where(site == 1, 1.0, 0.0))
 
 
-class Forgetting(Remembering):
-    """Its memory, an additional field of its state, is NaN from step 30 of an episode on."""
-
-    def step(self, state: State, action: jax.Array) -> State:
-        state = super().step(state, jnp.clip(action, -0.9, 0.9))
-        return state.replace(memory=jnp.where(state.info["ticks"] == 30, jnp.nan, state.memory))
-
-
 class InInfo(Cart):
     """Keeps its physics in `info`, without `pipeline_state`."""
 
@@ -154,22 +146,6 @@ class InInfo(Cart):
     def step(self, state: State, action: jax.Array) -> State:
         state = super().step(state.replace(pipeline_state=state.info["physics"]), action)
         return state.replace(pipeline_state=None, info={**state.info, "physics": state.pipeline_state})
-
-
-class Stiction(Cart):
-    """Pays for changes of the action, which samples do and the mean action of one observation never does."""
-
-    def reset(self, rng: jax.Array) -> State:
-        state = super().reset(rng)
-        return state.replace(info={**state.info, "last": jnp.zeros(1)})
-
-    def step(self, state: State, action: jax.Array) -> State:
-        moved = jnp.abs(action - state.info["last"])[0] > 0.3
-        state = super().step(state.replace(info={**state.info, "last": action}), action)
-        return state.replace(reward=jnp.where(moved & (state.info["ticks"] > 1), 1.0, 0.0))
-
-    def observe(self, state: State) -> jax.Array:
-        return jnp.ones(3)
 
 
 class Units(Cart):

@@ -58,11 +58,13 @@ def test_console_prints_each_event_in_one_line():
     console.event(5, "checkpoint_failed", {"checkpoint": 1200, "error": "OSError: No space\n  left on device"})
     console.event(0, "resumed", {"iteration": 3, "version": "0.1.0"})
     console.event(7, "error", {})
+    console.event(8, "sign", {"sign": "critic_behind", "text": "the value network lags behind", "value": 0.5})
     assert stream.getvalue().splitlines() == [
         "! step 123,456  quarantine: 3 trips (physics 2, reward 1)",
         "! step 5  checkpoint_failed: checkpoint 1,200, error OSError: No space left on device",
         "- step 0  resumed: iteration 3, version 0.1.0",
         "! step 7  error",
+        "! step 8  sign critic_behind: the value network lags behind",
     ]
 
 

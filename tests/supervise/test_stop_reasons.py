@@ -26,8 +26,10 @@ def test_page_of_stop_reasons_has_every_reason_with_its_code() -> None:
 
 def test_summary_names_the_next_commands(here: Path) -> None:
     folder = here / "runs" / "ant" / "1"
-    rows = dict(describe(StopReason.completed, FIELDS, folder, folder))
+    signs = {"critic_behind": {"text": "the value network lags behind", "recovered_step": 0}}
+    rows = dict(describe(StopReason.completed, FIELDS | {"signs": signs}, folder, folder))
     assert rows["stop reason"] == "completed: all steps were trained"
+    assert rows["sign"] == "the value network lags behind"
     assert rows["return"] == "12.3, not confirmed (best single evaluation 20.0)"
     assert rows["run folder"] == "runs/ant/1"
     assert rows["resume"].endswith(" -m rlstable.train resume=runs/ant/1 total_steps=2000")
