@@ -23,32 +23,6 @@ def noise(seed: int) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(seed).random(50_000)}
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_save_on_a_full_disk_is_retried_with_growing_delay(disk, asynchronous):
-    events: list[tuple[str, int]] = []
-    config = CheckpointConfig(every=100, keep=1, keep_best=0, asynchronous=asynchronous)
-    with Checkpoints(disk, config, lambda kind, fields: events.append((kind, fields["checkpoint"]))) as checkpoints:
-        assert checkpoints.save(100, noise(100), POLICY, {"i": 100})
-        assert checkpoints.wait()
-        filler, tried = fill(disk), []
-        for iteration in range(101, 232):
-            if iteration == 220:
-                filler.unlink()
-            if checkpoints.due(iteration):
-                tried.append(iteration)
-                checkpoints.save(iteration, noise(iteration), POLICY, {"i": iteration})
-                checkpoints.wait()
-        # 200 is a set time; then 1, 2, 4, 8, 16 later.
-        assert tried == [200, 201, 203, 207, 215, 231]
-        assert events == [
-            *(("checkpoint_failed", iteration) for iteration in tried[:-1]),
-            ("checkpoint_saved_again", 231),
-        ]
-        assert checkpoints.all() == [231]
-        np.testing.assert_array_equal(checkpoints.restore(TEMPLATE)[0]["x"], noise(231)["x"])
-    assert [path.name for path in (disk / "checkpoints").iterdir()] == ["231"]
-
-
 def test_failing_saves_leave_nothing_on_stderr(disk, capfd):
     """Neither from the threads of orbax nor from asyncio."""
     with Checkpoints(disk, CheckpointConfig(keep=1, keep_best=0)) as checkpoints:

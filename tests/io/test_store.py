@@ -123,27 +123,33 @@ def test_unwritable_checkpoint_folder_is_an_event_and_no_crash(tmp_path):
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_save_beyond_the_file_size_limit_is_an_event_and_keeps_the_last_checkpoint(tmp_path, asynchronous):
-    events = []
-    config = CheckpointConfig(keep=1, asynchronous=asynchronous)
+def test_failed_save_keeps_the_last_checkpoint_and_is_retried_with_growing_delay(tmp_path, asynchronous):
+    """A limit of the file size stands in for a full disk; test_full_disk.py has a real one."""
+    events, tried = [], []
+    config = CheckpointConfig(every=100, keep=1, keep_best=0, asynchronous=asynchronous)
     noise = {"x": np.random.default_rng(0).random(400_000)}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Checkpoints(tmp_path, config, lambda kind, fields: events.append((kind, fields["checkpoint"]))) as checkpoints:
-        save_scores(checkpoints, {1: None})
+        save_scores(checkpoints, {100: None})
         assert checkpoints.wait()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # stands in for a full disk
         try:
-            begun = checkpoints.save(2, noise, POLICY, {})
-            assert begun == asynchronous
-            assert not (checkpoints.wait() and begun)
+            for iteration in range(101, 232):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000 if iteration < 220 else soft, hard))
+                if checkpoints.due(iteration):
+                    tried.append(iteration)
+                    begun = checkpoints.save(iteration, noise, POLICY, {"i": iteration})
+                    assert iteration > 200 or begun == asynchronous
+                    assert (checkpoints.wait() and begun) == (iteration > 220)
+                    if iteration < 220:
+                        assert checkpoints.all() == [100]
+                        assert checkpoints.restore({"x": np.zeros(2, int)})[1] == {"i": 100}
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert checkpoints.all() == [1]
-        assert checkpoints.restore({"x": np.zeros(2, int)})[1] == {"i": 1}
-        assert checkpoints.save(3, noise, POLICY, {})
-        assert checkpoints.all() == [3]
-    assert events == [("checkpoint_failed", 2), ("checkpoint_saved_again", 3)]
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]  # nothing torn is left
+        assert tried == [200, 201, 203, 207, 215, 231]  # 200 is a set time; then 1, 2, 4, 8, 16 later
+        assert checkpoints.all() == [231]
+        np.testing.assert_array_equal(checkpoints.restore({"x": np.zeros(400_000)})[0]["x"], noise["x"])
+    assert events == [*(("checkpoint_failed", number) for number in tried[:-1]), ("checkpoint_saved_again", 231)]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["231"]  # nothing torn is left
 
 
 def test_crash_while_deleting_a_checkpoint_leaves_no_damaged_checkpoint(tmp_path, monkeypatch):
