@@ -103,15 +103,6 @@ def test_damaged_incident_is_a_one_line_error(tmp_path: Path, damage: Any, messa
 # --- which incidents are saved
 
 
-def test_one_incident_per_window_is_saved() -> None:
-    args = IncidentConfig(window=10), QuarantineConfig(), [], {}, lambda kind, **fields: None
-    own, caught = Incidents(Path("nowhere"), *args), IncidentState()
-    assert own.wanted(caught, 5) and not own.opens_after(caught, 5)
-    caught.count, caught.last = 1, 5
-    assert [at for at in range(5, 30) if own.wanted(caught, at)] == list(range(15, 30))
-    assert [at for at in range(5, 30) if own.opens_after(caught, at)] == [14]
-
-
 def test_incident_limits_are_off_when_the_quarantine_is_off() -> None:
     limits = limits_of(tiny_config(guards={"quarantine": {"enabled": False}}).guards)
     assert limits.max_abs_state is None and limits.max_other_norm is None
