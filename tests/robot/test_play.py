@@ -126,14 +126,6 @@ def test_hinges_without_limits_are_seen_as_directions(tmp_path: Path) -> None:
     np.testing.assert_allclose(loop.observation, state.obs, atol=1e-6)
 
 
-def test_exported_model_and_the_users_own_file_are_the_same(walker: Exported, arm: Exported) -> None:
-    for made, model in ((walker, "quadruped"), (arm, "arm")):
-        _, contract = play.load_policy(made.onnx)
-        exact = play.load_model(made.folder / "robot.mjb", contract)
-        own = play.load_model(file_of(model), contract)
-        assert exact.nsensor == own.nsensor == made.env.mj_model.nsensor
-
-
 def test_longer_delay_less_friction_and_pushes_change_the_episode(walker: Exported) -> None:
     ends = []
     for delay, friction, push in ((1, 1.0, 0.0), (3, 1.0, 0.0), (1, 0.3, 0.0), (1, 1.0, 1.0)):
