@@ -15,7 +15,6 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import open_run_dir
 
 POLICY = {"w": np.ones(2, np.float32)}
-TEMPLATE = {"x": np.zeros(50_000)}
 
 
 def noise(seed: int) -> dict[str, np.ndarray]:

@@ -19,7 +19,6 @@ from rlstable.robot.model import Robot
 BIPED = MODELS / "biped_description"
 URDF = BIPED / "urdf" / "biped.urdf"
 SERVOS = ("env.task.actions.control=position", "env.task.actions.stiffness=80", "env.task.actions.damping=2")
-FREE = ("env.task.free_base=true",)
 
 
 INCLUDING = """<mujoco><compiler meshdir="assets"/><include file="parts/meshes.xml"/><worldbody><body>

@@ -20,7 +20,7 @@ from rlstable import play
 from rlstable.envs.load import load_env
 from rlstable.export.__main__ import main as export
 from rlstable.robot import build
-from rlstable.robot.contract import binary, contract
+from rlstable.robot.contract import contract
 
 LEGS = [f"{end}_{side}" for end in ("front", "rear") for side in ("left", "right")]
 JOINTS = [f"{leg}_{joint}" for leg in LEGS for joint in ("abduction", "hip", "knee")]
@@ -137,11 +137,6 @@ def test_motors_have_no_gains_and_their_limits_are_null_without_a_range() -> Non
     assert found["joint_stiffness"] == [0.0] * len(found["joint_names"])
     velocity = of("robot_reach", "arm", "env.task.actions.control=velocity", "env.task.actions.damping=1")
     assert [velocity["actuators"][0][key] for key in ("kind", "low", "high")] == ["velocity", None, None]
-
-
-def test_hash_is_that_of_the_model_of_training() -> None:
-    env = environment("robot", "quadruped")
-    assert contract(env)["model_hash"] == hashlib.sha256(binary(env.mj_model)).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import SIZES, typed
-from saved import events
+from saved import events, lines
 from toys import assert_same
 
 from rlstable.cli.compose import compose
@@ -54,6 +54,12 @@ def test_run_folder_holds_the_model_and_its_hash(run_dir: Path, source: Path) ->
     (event,) = events(run_dir, "model_kept")
     assert event["file"] == str(source) and len(event["sha256"]) == 64
     assert "kept_xml" not in (run_dir / "config.yaml").read_text()
+
+
+def test_run_of_a_robot_reports_each_term_of_its_reward(run_dir: Path) -> None:
+    names = {name for row in lines(run_dir / "metrics.jsonl") for name in row}
+    assert {f"episode/reward/{term}" for term in ("reach", "joint_speed", "action_rate")} <= names
+    assert "Reward by term" in (run_dir / "report.html").read_text()
 
 
 def test_disk_without_room_for_the_model_is_one_line(

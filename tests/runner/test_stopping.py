@@ -21,7 +21,6 @@ from rlstable.supervise.signals import Signals
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
 ROOT = Path(__file__).resolve().parents[2]
-ITERATION = 64
 
 
 def test_signal_is_answered_with_what_a_second_one_loses() -> None:
