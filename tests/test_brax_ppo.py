@@ -78,12 +78,20 @@ def test_signature_is_that_of_brax_with_three_keyword_arguments_more() -> None:
         ({"network_factory": functools.partial(SMALL, 3)}, r"^network_factory: give the arguments .* by name"),
         ({"network_factory": functools.partial(SMALL, depth=3)}, r"^network_factory: .* has no argument depth"),
         ({"use_distributional_critic": True}, r"^use_distributional_critic: must be the same"),
+        ({"overrides": ["seeds=2", "devices=1"]}, r"^seeds: ppo\.train trains one seed"),
+        ({"eval_env": PointMass()}, r"^eval_env: has observations \(4,\) and 2 actions, environment has \(2,\) and 1"),
+        ({"overrides": ["env.backend=mjx"]}, r"^env\.backend: must be null: an environment object cannot be changed"),
+        ({"overrides": ["env.kwargs={a: 1}"]}, r"^env\.kwargs: must be null: an environment object cannot be changed"),
+        ({"overrides": ["env.history=2"]}, r"^env\.history: must be 1, because network_factory"),
+        ({"overrides": ["eval.randomize=true"]}, r"^eval\.env_kwargs: must be null and eval\.randomize false"),
     ],
 )  # fmt: skip
-def test_argument_that_rlstable_does_not_take_is_one_line(given: dict[str, Any], message: str) -> None:
+def test_argument_or_setting_that_rlstable_does_not_take_is_one_line_and_leaves_no_run(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        brax_ppo.train(envs.get_environment("fast"), **{**TINY, **given})
-    assert "\n" not in str(caught.value)
+        brax_ppo.train(envs.get_environment("fast"), **{**TINY, **given}, run_dir=tmp_path / "run")
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_batch_that_does_not_fit_the_environments_is_a_value_error_as_in_brax(tmp_path: Path) -> None:
@@ -272,25 +280,6 @@ def test_evaluation_that_a_state_guard_prevents_is_a_call_with_nan(tmp_path: Pat
     assert list(returns) == [0, 128, 256]
     assert [math.isnan(value) for value in returns.values()] == [False, True, True]
     assert math.isfinite(calls[1][1]["training/policy_loss"])
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"overrides": ["seeds=2", "devices=1"]}, r"^seeds: ppo\.train trains one seed"),
-        ({"eval_env": PointMass()}, r"^eval_env: has observations \(4,\) and 2 actions, environment has \(2,\) and 1"),
-        ({"overrides": ["env.backend=mjx"]}, r"^env\.backend: must be null: an environment object cannot be changed"),
-        ({"overrides": ["env.kwargs={a: 1}"]}, r"^env\.kwargs: must be null: an environment object cannot be changed"),
-        ({"overrides": ["env.history=2"]}, r"^env\.history: must be 1, because network_factory"),
-        ({"overrides": ["eval.randomize=true"]}, r"^eval\.env_kwargs: must be null and eval\.randomize false"),
-    ],
-)  # fmt: skip
-def test_setting_that_an_environment_object_cannot_take_is_one_line(
-    given: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        brax_ppo.train(envs.get_environment("fast"), **TINY, **given, run_dir=tmp_path / "run")
-    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_parameters_of_other_networks_are_one_line(trained: dict[str, Any], tmp_path: Path) -> None:
