@@ -35,6 +35,8 @@ MISTAKES = [
     ("resume=nowhere", "resume: nowhere is not a run folder, it has no config.yaml; give runs/<env>/<time>"),
     ("resume=latest", "resume: there is no run in the folder runs yet; make one with rlstable train, or name a folder"),
     ("env=robot env.task.rewards={slip:{}}", "env.task.rewards: names what the task does not have yet; write +"),
+    ("env=fast env.randomize=true", "env.randomize: needs env=playground, and env.randomization_fn=null"),
+    ("env=fast env.impl=warp", "env.impl: needs env=playground or env=robot; env.backend chooses the physics of"),
     ("distributed.process_id=2 distributed.num_processes=2",
      "distributed.process_id: 2 must be less than num_processes=2; the first process is 0"),
     ("distributed.enabled=false distributed.coordinator=node1:1",

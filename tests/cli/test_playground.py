@@ -9,7 +9,6 @@ import pytest
 from commands import typed
 
 from rlstable.cli import playground
-from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.run import EnvConfig
@@ -42,12 +41,3 @@ def test_saved_run_without_the_package_is_one_line() -> None:
     for env in (config, config.model_copy(update={"randomize": True})):
         with pytest.raises(ConfigError, match=r"^env: MuJoCo Playground is not installed; pip install"):
             load(env)
-
-
-def test_settings_of_playground_need_its_source() -> None:
-    with pytest.raises(ConfigError, match=r"^env\.randomize: needs env=playground, and env\.randomization_fn=null$"):
-        compose(["env=fast", "env.randomize=true"])
-    with pytest.raises(
-        ConfigError, match=r"^env\.impl: needs env=playground or env=robot; env\.backend chooses the physics of"
-    ):
-        compose(["env=fast", "env.impl=warp"])
