@@ -125,7 +125,7 @@ def _continue(
     good = learned and host.healthy_needed == 0
     if good and (row or seed.schedule.copies or host.logged_iteration % seed.config.checkpoint.every == 0):
         seed.keep_last_good()
-    if good:
+    if healthy and host.healthy_needed == 0:  # the best evaluation may follow an iteration without an accepted update
         seed.return_check.keep(seed.state)
     saved = seed.saving.after_iteration(seed.state, score, bool(saves or row or stop_reason is not None))
     return stop_reason if saved else StopReason.not_saved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import ITERATION, OFF, PATIENCE, storm, story, train
+from running import ITERATION, OFF, PATIENCE, config, storm, story, train
 from saved import events, result, saved
 from toys import GUARDS_OFF
 
@@ -17,6 +18,7 @@ from rlstable import load_policy
 from rlstable.guards.base import Guard, GuardState, Verdict, count_first, no_trips
 from rlstable.guards.state import StateContext, StormGuard
 from rlstable.guards.update import UpdateContext
+from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -236,6 +238,15 @@ def test_run_ends_by_name_and_leaves_its_good_checkpoints(tmp_path: Path, name: 
     assert "unsaved_steps" in left or ends.reason != "not_saved"
     assert tuple(warning["name"] for warning in left["warnings"]) == ends.warnings
     assert ends.saved == [] or np.isfinite(load_policy(tmp_path).act(np.zeros(4, np.float32))).all()
+
+
+def test_best_evaluation_is_kept_after_an_iteration_without_an_accepted_update(tmp_path: Path) -> None:
+    """Else the return watch has no policy to compare with, and no later fall is a collapse."""
+    sections = config(recovery={"every": 2}, eval={"num_evals": 8, "num_envs": 4})
+    with contextlib.closing(TrainingLoop(sections, tmp_path, more_guards={"update": {"idle": Idle(1)}})) as loop:
+        loop.advance()
+        best = loop.single.snapshots.best
+        assert (loop.single.host.iterations_without_update, best.empty, best.iteration) == (1, False, 1)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
