@@ -47,8 +47,10 @@ class Run:
         return len(results.matching(results.read(self.folder / "events.jsonl"), kind=kind))
 
     def curve(self) -> Row:
-        """Returns the steps and the returns of all evaluations."""
+        """Returns the steps and the returns of all evaluations; raises `ConfigError` without one."""
         evaluated = [row for row in self.metrics if "eval/episode_reward" in row]
+        if not evaluated:
+            raise ConfigError(f"seed {self.seed} ended before its first evaluation: {self.result['stop_reason']}")
         return {name: [row[key] for row in evaluated] for name, key in _CURVE.items()}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.io.commands import command
 from rlstable.io.console import setting
+from rlstable.io.printed_commands import command
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.episodes import episodes
 from rlstable.report.markup import code, coloured_ending, document, duration, number, swatch, table, text

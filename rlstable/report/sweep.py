@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlstable.config import ConfigError
-from rlstable.io.commands import train_command
 from rlstable.io.outcome import Outcome, outcome_of
+from rlstable.io.printed_commands import train_command
 from rlstable.io.run_folder import read_overrides, read_result, seed_folders, seed_of
 from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
 from rlstable.report.markup import stop_reason

@@ -13,8 +13,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from rlstable.config import ConfigError
-from rlstable.io.commands import command
 from rlstable.io.outcome import outcome_of
+from rlstable.io.printed_commands import command
 from rlstable.io.run_folder import read_result
 from rlstable.supervise.stop_reasons import StopReason
 

@@ -20,8 +20,8 @@ from rlstable.config.faults import FaultConfig
 from rlstable.config.run import CheckpointConfig
 from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.commands import command
 from rlstable.io.files import is_full, one_line
+from rlstable.io.printed_commands import command
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState

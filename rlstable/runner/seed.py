@@ -12,7 +12,7 @@ from rlstable.config import Config
 from rlstable.device import hosts, sharding
 from rlstable.device.precision import Level
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.commands import command
+from rlstable.io.printed_commands import command
 from rlstable.io.run_folder import read_result
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
 from rlstable.ppo.networks import Params

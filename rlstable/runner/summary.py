@@ -18,9 +18,9 @@ from rlstable.device import hosts, machine
 from rlstable.device.mesh import device_kind
 from rlstable.device.mjx import uses_warp
 from rlstable.envs.load import Loaded
-from rlstable.io.commands import command, short_path
 from rlstable.io.console import Console
 from rlstable.io.outcome import outcome_of
+from rlstable.io.printed_commands import command, short_path
 from rlstable.io.run_folder import (
     best_seed,
     free_reserve,

@@ -25,10 +25,10 @@ from rlstable.config.supervise import IncidentConfig
 from rlstable.guards.base import GREATEST_NORM
 from rlstable.guards.env import ACCELERATIONS, COORDINATES
 from rlstable.io.arrays import copy_out
-from rlstable.io.commands import command
 from rlstable.io.files import one_line, read_json, subfolder, write_atomically
 from rlstable.io.files import read as read_file
 from rlstable.io.jsonl import to_json
+from rlstable.io.printed_commands import command
 from rlstable.io.run_folder import with_kept_model
 from rlstable.ppo.state import Slot
 

@@ -9,8 +9,8 @@ suspicion is then at least `1 / FALSE_ALARM`. Because the noise is estimated, th
 is `_DEVIATIONS` of the noise below the best level, so healthy returns stay above the bound. One look adds at most a
 quarter of the evidence for a suspicion, so a single bad evaluation causes none.
 
-The noise needs a dozen looks, so a peak before them has no bound. Two evaluations in a row that have lost more than the
-tolerance are therefore a suspicion as well.
+The noise needs a dozen looks. Until it is known, two evaluations in a row that are lower than the best one by more than
+the tolerance, as a share of the gain and of the best return, are a suspicion as well.
 
 A suspicion only causes a comparison (`is_worse`) of the policy with the best policy in the same fresh episodes.
 Exploration noise, or a task that becomes harder, affects both policies and causes no collapse. All decisions depend on
@@ -41,7 +41,7 @@ _FALSE_HANDOVER = 0.05  # the same at the end of a run, where a mistake only rep
 _FEWEST_PAIRS = 4
 _ABORTED = 0.1  # share of episodes; a policy that finishes fewer has collapsed
 _FEWEST_EVALUATIONS = 3  # evaluations needed for a comparison with the last evaluation of a run
-_FALLEN = 2  # evaluations in a row that have lost more than the tolerance
+_FALLEN = 2  # low evaluations in a row that are a suspicion while the noise is unknown
 
 
 @dataclasses.dataclass
@@ -155,7 +155,7 @@ class WatchState:
     total: float = 0.0  # returns of the episodes in the next look
     episodes: int = 0  # in the next look
     best_evaluation: float | None = None  # of the best state, measured again at a refuted suspicion
-    fallen: int = 0  # evaluations in a row that have lost more than the tolerance
+    fallen: int = 0  # low evaluations in a row while the noise is unknown
     collapses: int = 0  # confirmed
 
     @classmethod
@@ -195,9 +195,9 @@ class ReturnWatch:
         state.evaluation.look(mean_return, self.tolerance)
         if state.best_evaluation is not None and mean_return <= state.best_evaluation:
             lower = state.evaluation.start, state.training.start, *sorted(state.evaluation.recent)
-            gain = gained(state.best_evaluation, *lower)
-            bound = state.best_evaluation - self.tolerance * gain - _NOISE_SHARE * abs(state.best_evaluation)
-            state.fallen = state.fallen + 1 if mean_return < bound else 0
+            gain = max(gained(state.best_evaluation, *lower), abs(state.best_evaluation))
+            is_low = mean_return < state.best_evaluation - self.tolerance * gain
+            state.fallen = state.fallen + 1 if is_low and state.evaluation.lower_bound is None else 0
             return False
         state.best_evaluation, state.fallen = mean_return, 0
         return True

@@ -59,10 +59,6 @@ TASKS = {
         0.1,
         of_brax=False,
     ),
-    **{
-        name: Task(name, ("env=playground", f"env.name={name}", f"total_steps={steps}000000"), 1.0, of_brax=False)
-        for name, steps in (("CartpoleSwingupSparse", 2), ("BallInCup", 1), ("AcrobotSwingupSparse", 2))
-    },
 }
 
 

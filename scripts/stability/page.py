@@ -26,7 +26,6 @@ _POINTS = 64
 @dataclasses.dataclass(frozen=True)
 class Task:
     overrides: tuple[str, ...]  # settings, as `python -m rlstable.train` takes them
-    seeds: int = 8  # number of seeds
     best: float | None = None  # best possible return per episode; None if unknown
     from_start: bool = False  # whether returns count from the first evaluation, because they are negative
     episodes: int = 16  # episodes of every evaluation

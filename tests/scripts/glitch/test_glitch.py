@@ -18,8 +18,6 @@ def row(name: str, rate: float, seed: int, value: float | None) -> results.Row:
 
 @pytest.mark.parametrize("task", glitch.TASKS)
 def test_every_task_and_glitch_is_a_valid_command(task: str) -> None:
-    if "env=playground" in glitch.TASKS[task].overrides:
-        pytest.importorskip("mujoco_playground")
     for wrong in glitch.GLITCHES.values():
         fault = [f"fault.site={wrong.site}", f"fault.value={wrong.value}", "fault.probability=0.001"]
         assert compose([*glitch.TASKS[task].overrides, *fault]).fault.number == wrong.value

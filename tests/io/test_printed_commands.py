@@ -12,7 +12,7 @@ from rlstable.cli.command import options
 from rlstable.cli.compose import compose
 from rlstable.evaluate import EvaluateOptions
 from rlstable.export.__main__ import ExportOptions
-from rlstable.io.commands import command, train_command
+from rlstable.io.printed_commands import command, train_command
 from rlstable.io.run_folder import write_config
 from rlstable.render.__main__ import RenderOptions
 from rlstable.report.__main__ import ReportOptions
