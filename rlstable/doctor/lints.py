@@ -8,6 +8,8 @@ at `qpos0`: a spring is stable if sqrt(k / m) dt < 2, and an explicit damper if 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Iterable
 from typing import Literal
 
@@ -148,7 +150,8 @@ def _colliding(model: mujoco.MjModel) -> list[int]:
     if model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_CONTACT:
         return []
     types, affinities = model.geom_contype, model.geom_conaffinity
-    meets = (types & np.bitwise_or.reduce(affinities)) | (affinities & np.bitwise_or.reduce(types))
+    any_type, any_affinity = (functools.reduce(operator.or_, bits.tolist(), 0) for bits in (types, affinities))
+    meets = (types & any_affinity) | (affinities & any_type)
     meets[model.pair_geom1] = meets[model.pair_geom2] = 1
     return np.flatnonzero(meets).tolist()
 
