@@ -26,7 +26,7 @@ BUDGETS = {"core": 6450, "run": 14_593, "apps": 11_285}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 15
 OTHERS = {"scripts": 4082, "tests": 30_331}
-DOCS = 4662  # lines of Markdown
+DOCS = 4663  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:
