@@ -70,7 +70,6 @@ class PPO:
         A pure function: the caller maps it over devices and compiles it.
         """
         trust_region = TrustRegion(self.settings, self.networks, self.optimizer)
-        value_units = ValueUnits(self.networks, self._objective)
         sgd = SGD(self.settings, self.optimizer, self.precision, self.update_guards, self.gradient)
         with self.precision.traced():
             key_sgd, key_rollout, key = jax.random.split(state.key, 3)
@@ -81,13 +80,17 @@ class PPO:
             guard_state = initial_states(guards, state.guard_memory) | rollout.guard_state
             # Batch guards mark bad samples in `data.valid`, so the verdict's `ok` is not needed.
             data, _, guard_state = fold(self.batch_guards, BatchContext(rollout.data), guard_state)
-            data, magnitudes, reward_metrics = reward.shape(
+            data, magnitudes, reward_range, reward_metrics = reward.shape(
                 data,
                 state.reward_magnitudes,
+                state.tuning.reward_range,
                 self.settings.ppo,
                 self.settings.limits,
                 functools.partial(self._expected_rewards, state, data),
             )
+            tuning = dataclasses.replace(state.tuning, reward_range=reward_range)
+            state = dataclasses.replace(state, tuning=tuning)
+            value_units = ValueUnits(self.networks, self.objective(tuning))
             if self.mirror is not None:
                 unrolls = self.settings.ppo.rows // self.settings.ppo.num_envs
                 data = with_mirror_image(data, self.mirror, self.networks, state, unrolls)
@@ -138,11 +141,11 @@ class PPO:
         tuning: Tuning,
     ) -> tuple[Params, dict[str, jax.Array]]:
         """The gradient of the loss on a preprocessed minibatch over all devices, and its metrics."""
-        return self._objective.gradient(params, statistics, minibatch, valid_share, tuning)
+        return self.objective(tuning).gradient(params, statistics, minibatch, valid_share, tuning)
 
     def _expected_rewards(self, state: TrainState, data: Collected) -> jax.Array:
         data = preprocess_batch(self.networks, state.normalizer, data)
-        return self._objective.expected_rewards(state.params, state.normalizer, data)
+        return self.objective(state.tuning).expected_rewards(state.params, state.normalizer, data)
 
     def _batch(
         self, state: TrainState, statistics: Statistics, data: Collected, reference: ActionMoments | None
@@ -150,7 +153,7 @@ class PPO:
         """The batch for SGD: preprocessed experience, and targets if they are computed once per iteration."""
         data = preprocess_batch(self.networks, statistics, data)
         per_iteration = self.settings.ppo.gae == "per_iteration"
-        targets = self._objective.targets(state.params, statistics, data) if per_iteration else None
+        targets = self.objective(state.tuning).targets(state.params, statistics, data) if per_iteration else None
         return Batch(data, targets, reference)
 
     def _report(
@@ -173,7 +176,8 @@ class PPO:
         memory = {name: s.memory for name, s in guard_state.items()}
         return dataclasses.replace(state, guard_memory=memory, counters=counters), metrics
 
-    @property
-    def _objective(self) -> LossGradient:
-        loss = Loss(self.networks.without_preprocessing, self.settings.ppo, self.settings.limits)
+    def objective(self, tuning: Tuning) -> LossGradient:
+        """The loss with the bounds that the tuning gives, for preprocessed batches."""
+        values = reward.value_range(tuning.reward_range, self.settings.ppo, self.settings.limits)
+        loss = Loss(self.networks.without_preprocessing, self.settings.ppo, self.settings.limits, values)
         return LossGradient(loss, self.precision.loss_scale is not None, self.settings.tightens)

@@ -39,7 +39,7 @@ class LossTerms(NamedTuple):
         value_error: Value errors, in units.
         value_move: Change of the values since the rollout, in units; None without value clipping.
         epsilon_value: Clipping of the values, in units; None for no clipping.
-        activity: By limiter of the networks, its activity per sample.
+        activity: By limiter of networks and values, its activity per sample.
         imitation_error: Squared distance of the mean actions of policy and teacher; None without a teacher.
     """
 
@@ -65,11 +65,17 @@ class LossTerms(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """The PPO loss; `networks` are those without preprocessing (`Networks.without_preprocessing`)."""
+    """The PPO loss.
+
+    Attributes:
+        networks: Those without preprocessing (`Networks.without_preprocessing`).
+        value_range: Least and greatest value that value targets may rest on, `[2]`; None for no bounds.
+    """
 
     networks: Networks
     config: PPOConfig
     limits: LimiterConfig
+    value_range: jax.Array | None = None
 
     def terms(
         self,
@@ -93,6 +99,9 @@ class Loss:
             values = jnp.mean(quantiles, axis=-1)
         else:
             values = networks.value(params, statistics, data.observation)
+        if self.value_range is not None:
+            outside = (values < self.value_range[0]) | (values > self.value_range[1])
+            activity |= {"value_range": outside.astype(jnp.float32)}
         targets, std = minibatch.targets, minibatch.advantage_std
         if targets is None:
             targets, std = self.standardized(self.estimate(params, statistics, data, values), data.valid, valid_share)
@@ -144,6 +153,10 @@ class Loss:
         """Value targets and raw advantages of unrolls by GAE, `[T, B]` each, without gradient."""
         last = jax.tree.map(lambda x: x[0], data.bootstrap_observation)
         values, bootstrap = jax.lax.stop_gradient((values, self.networks.value(params, statistics, last)))
+        if self.value_range is not None:
+            # A critic that follows its own estimates can run away, above all where no target corrects it: in the last
+            # state of an episode that a time limit ends.
+            values, bootstrap = (jnp.clip(x, *self.value_range) for x in (values, bootstrap))
         targets, advantages = gae.estimate(
             rewards=data.reward,
             values=values,

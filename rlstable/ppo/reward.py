@@ -20,18 +20,27 @@ from rlstable.ppo.records import Collected
 _EXPECTED = 8.0
 
 
+def value_range(reward_range: jax.Array | None, config: PPOConfig, limits: LimiterConfig) -> jax.Array | None:
+    r"""The least and the greatest value that rewards so far can pay for ever, \(r / (1 - \gamma)\), `[2]`."""
+    if reward_range is None or limits.value_range is None or config.discounting == 1.0:
+        return None
+    return reward_range * limits.value_range / (1.0 - config.discounting)
+
+
 def shape(
     data: Collected,
     magnitudes: Magnitudes | None,
+    reward_range: jax.Array | None,
     config: PPOConfig,
     limits: LimiterConfig,
     expected: Callable[[], jax.Array],
-) -> tuple[Collected, Magnitudes | None, dict[str, jax.Array]]:
+) -> tuple[Collected, Magnitudes | None, jax.Array | None, dict[str, jax.Array]]:
     """Turns scaled rewards into the rewards that PPO learns from.
 
     1. Bounds the influence of rare rewards (`_bounded`), before any other number depends on them.
     2. Clips rewards to the limiter's bound.
-    3. With `ppo.bootstrap_on_timeout`, adds the value estimate where the environment's time limit ended an episode, as
+    3. Widens `reward_range`, the least and the greatest reward so far, `[2]`; None without the limiter of values.
+    4. With `ppo.bootstrap_on_timeout`, adds the value estimate where the environment's time limit ended an episode, as
        in Brax.
 
     `magnitudes` are recent rewards, None without the limiter of rare rewards. `expected` returns the value network's
@@ -50,11 +59,17 @@ def shape(
         active = limiters.beyond(reward, limit)
         metrics["limiters/reward/active"] = sharding.mean(masked.mean(active, data.valid, share))
     reward = limiters.clip(reward, limit)
+    if reward_range is not None:
+        seen = jnp.where(jnp.isfinite(reward), reward, 0.0)  # 0 is always in the range
+        low, high = masked.minimum(seen, data.valid), masked.maximum(seen, data.valid)
+        reward_range = jnp.stack([jnp.minimum(reward_range[0], low), jnp.maximum(reward_range[1], high)])
     if data.time_out is not None and data.value is not None:
+        bounds, value = value_range(reward_range, config, limits), data.value
+        value = value if bounds is None else jnp.clip(value, *bounds)
         # Brax scales the bootstrap with the reward.
-        credit = config.discounting * config.reward_scaling * data.time_out * data.value
+        credit = config.discounting * config.reward_scaling * data.time_out * value
         reward += jnp.where(data.time_out > 0, credit, 0.0)
-    return data._replace(reward=reward), magnitudes, metrics
+    return data._replace(reward=reward), magnitudes, reward_range, metrics
 
 
 def _bounded(reward: jax.Array, bound: jax.Array, expected: Callable[[], jax.Array]) -> jax.Array:

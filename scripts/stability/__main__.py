@@ -77,6 +77,23 @@ TASKS: dict[str, Task] = {
         )
         for factor in REWARD_FACTORS
     },
+    # One minibatch of all samples, and an unroll as long as the episode: a fall after a quick rise, with any seed.
+    "quick_rise": Task(
+        (
+            "env=import",
+            "env.name=scripts.harm.environments:Point",
+            "env.kwargs={size: 2, strength: 3}",
+            "env.episode_length=20",
+            "ppo=fast",
+            "network=small",
+            "ppo.num_envs=32",
+            "ppo.unroll_length=20",
+            "ppo.batch_size=32",
+            "ppo.num_minibatches=1",
+            "ppo.reward_scaling=1",
+            "total_steps=300000",
+        )
+    ),
     # Not the factor ten of ppo=fast: the rewards are large already.
     "late_element": _probe("late_element", "ppo.learning_rate=1e-3", "total_steps=300000"),
     "large_rewards": _probe("large_rewards", "ppo.learning_rate=1e-3", "ppo.reward_scaling=1.0", "total_steps=300000"),

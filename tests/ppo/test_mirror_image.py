@@ -146,8 +146,9 @@ def test_images_change_only_the_asymmetric_part_of_a_symmetric_policys_gradient(
 def test_value_targets_of_the_originals_do_not_depend_on_the_images() -> None:
     own = ppo(gae="per_iteration")
     params, statistics, data = collected()
+    objective = own.objective(init_tuning(own.settings, own.precision))
     targets = [
-        own._objective.targets(params, statistics, preprocess_batch(own.networks, statistics, x)).value
+        objective.targets(params, statistics, preprocess_batch(own.networks, statistics, x)).value
         for x in (data, with_image())
     ]
     whole = targets[1].reshape(UNROLLS, -1, T)

@@ -22,8 +22,9 @@ def config(**ppo):
     return tiny_config(ppo=sizes | ppo).ppo
 
 
-def limits(limit=None, rare=None):
-    return tiny_config(guards={"limiters": LIMITERS_OFF | {"reward": limit, "reward_outlier": rare}}).guards.limiters
+def limits(limit=None, rare=None, values=None):
+    own = {"reward": limit, "reward_outlier": rare, "value_range": values}
+    return tiny_config(guards={"limiters": LIMITERS_OFF | own}).guards.limiters
 
 
 def transition(rewards, end=None, valid=None, value=None, time_out=None):
@@ -42,7 +43,7 @@ def shaping(settings, limit=None, rare=None):
 
     def shape(data):
         recent = None if rare is None else outlier.no_magnitudes()
-        data, _, metrics = reward.shape(data, recent, settings, limits(limit, rare), lambda: data.value)
+        data, _, _, metrics = reward.shape(data, recent, None, settings, limits(limit, rare), lambda: data.value)
         return data, metrics
 
     return sharding.over_devices(shape, mesh(1), (SPLIT,), (SPLIT, R))
@@ -103,3 +104,23 @@ def test_bad_expectation_and_bad_reward_do_not_spread():
     shaped, _ = shaping(config(), rare=2.0)(data)
     np.testing.assert_allclose(shaped.reward[1, 2], BOUND, rtol=1e-5)
     assert shaped.reward[2, 2] == np.inf
+
+
+def test_range_of_rewards_widens_with_valid_finite_rewards_before_credits():
+    """Values that a time-out credits are in the range that rewards pay, 0 to 2 / (1 - 0.9)."""
+    rewards, value = np.zeros((ENVS, T)), np.full((ENVS, T), 50.0, np.float32)
+    rewards[0, :3] = (2.0, -7.0, np.inf)
+    valid = np.ones((ENVS, T), bool)
+    valid[0, 1] = False
+    data = transition(rewards, valid=valid, value=value, time_out=np.eye(ENVS, T, 1, dtype=np.float32))
+    own, settings = limits(values=1.0), config(bootstrap_on_timeout=True)
+
+    def shape(seen, data):
+        data, _, seen, _ = reward.shape(data, None, seen, settings, own, lambda: data.value)
+        return seen, data.reward
+
+    seen, credited = sharding.over_devices(shape, mesh(1), (R, SPLIT), (R, SPLIT))(np.zeros(2, np.float32), data)
+    assert seen.tolist() == [0.0, 2.0]
+    np.testing.assert_allclose(credited[1, 2], DISCOUNT * 20.0, rtol=1e-5)
+    seen, _ = sharding.over_devices(shape, mesh(1), (R, SPLIT), (R, SPLIT))(np.float32([-3.0, 1.0]), data)
+    assert seen.tolist() == [-3.0, 2.0]

@@ -12,6 +12,7 @@ from toys import LIMITERS_OFF, PointMass, experience, minibatch_of, on_one_devic
 from rlstable.device.counter import WideCounter
 from rlstable.envs.vector import VectorEnv
 from rlstable.guards import masked
+from rlstable.ppo.initial import init_tuning
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import swap_axes
 from rlstable.ppo.value_units import ValueUnits
@@ -40,6 +41,10 @@ def ppo(normalized=True, limits=(), layer_norm=False, **settings):
     return make_ppo(config, VectorEnv(PointMass(), 12, 1, {}), 2)
 
 
+def objective(own):
+    return own.objective(init_tuning(own.settings, own.precision))
+
+
 @pytest.fixture(scope="module")
 def sample():
     """Parameters, observation statistics without those of targets, and experience `[T, B]`."""
@@ -49,7 +54,7 @@ def sample():
 @functools.cache
 def following(*limits, **settings):
     own = ppo(True, limits, **settings)
-    return on_one_device(ValueUnits(own.networks.without_preprocessing, own._objective).after_sgd)
+    return on_one_device(ValueUnits(own.networks.without_preprocessing, objective(own)).after_sgd)
 
 
 @pytest.mark.parametrize(("mean", "std", "layer_norm"), [(50.0, 30.0, True), (-2000.0, 1e-3, False), (0.5, 1e4, False)])
@@ -81,10 +86,10 @@ OF_OBSERVATIONS = {
 def test_target_statistics_equal_numpy_over_valid_targets(sample, limit, settings):
     """Over two batches, with the targets limited as in the loss; estimates do not change."""
     params, statistics, data = sample
-    networks, objective = ppo().networks, ppo()._objective
+    networks = ppo().networks
     follow = following(*([("value_target", limit)] if limit else []), **settings)
     statistics = dataclasses.replace(statistics, value=NOTHING)
-    estimates = on_one_device(objective.targets)
+    estimates = on_one_device(objective(ppo()).targets)
     seen = []
     for seed in range(2):
         valid = np.random.default_rng(seed).random((T, B)) > 0.3
@@ -119,8 +124,8 @@ def test_gradient_with_normalised_values_does_not_depend_on_the_reward_scale(sam
     limits = (("value_error", delta),)
     gradients = {}
     for normalized in (True, False):
-        objective = ppo(normalized, limits if normalized else (), **(own if normalized else {}))
-        gradient = on_one_device(objective.gradient)
+        trained = ppo(normalized, limits if normalized else (), **(own if normalized else {}))
+        gradient, tuning = on_one_device(trained.gradient), init_tuning(trained.settings, trained.precision)
         for scale in (1.0, 1000.0):
             batch = data._replace(reward=data.reward * scale, value=data.value * scale)
             if normalized:
@@ -129,7 +134,7 @@ def test_gradient_with_normalised_values_does_not_depend_on_the_reward_scale(sam
                 now, adapted = dataclasses.replace(statistics, value=None), ignorant(params)
             minibatch = minibatch_of(batch, jnp.zeros((T, B, 2)))
             share = masked.share(batch.valid)
-            gradients[normalized, scale], metrics = gradient(adapted, now, minibatch, share, jnp.float32(1))
+            gradients[normalized, scale], metrics = gradient(adapted, now, minibatch, share, tuning)
             if normalized:
                 assert float(metrics["training/v_loss"]) < 2.0
     small, large = (gradients[True, scale] for scale in (1.0, 1000.0))
