@@ -106,8 +106,8 @@ def test_default_limiters_are_idle_and_limiters_that_are_off_report_nothing(tmp_
     assert idle == {
         f"limiters/{name}/active": 0.0
         for name in (
-            "reward_outlier", "observation", "observation_outlier", "observation_shift", "advantage_std", "value_range", "log_ratio",
-            "policy_std", "kl", "gradient_norm", "update_norm", "normalizer",
+            "reward_outlier", "observation", "observation_outlier", "observation_shift", "advantage_std", "value_range",
+            "log_ratio", "policy_std", "kl", "gradient_norm", "update_norm", "normalizer",
         )
     }  # fmt: skip
     row = TrainingLoop(quick(guards={"limiters": LIMITERS_OFF}, eval={"num_evals": 0}), tmp_path).run().history[-1]

@@ -18,7 +18,7 @@ class LimiterConfig(Section, at="guards.limiters"):
     observation_outlier: Positive | None
     observation_shift: Annotated[Finite, Field(gt=1)] | None
     advantage_std_min: Positive | None
-    value_range: Annotated[Finite, Field(ge=1)] | None
+    value_range: Annotated[Finite, Field(ge=1, le=1e6)] | None
     value_target: Positive | None
     value_error: Positive | None
     log_ratio: Annotated[Positive, Field(le=80)] | None

@@ -17,6 +17,11 @@ def clip(x: jax.Array, limit: float | jax.Array | None) -> jax.Array:
     return x if limit is None else jnp.clip(x, -limit, limit)
 
 
+def within(x: jax.Array, bounds: jax.Array | None) -> jax.Array:
+    """Finite numbers clipped to `bounds`, least and greatest, `[2]`; the others stay for a guard to find."""
+    return x if bounds is None else jnp.where(jnp.isfinite(x), jnp.clip(x, bounds[0], bounds[1]), x)
+
+
 def beyond(x: jax.Array, limit: float | jax.Array) -> jax.Array:
     """1.0 where `clip` is active, else 0.0. NaN counts as active."""
     return (~(jnp.abs(x) <= limit)).astype(jnp.float32)

@@ -35,7 +35,7 @@ def init_tuning(settings: Settings, precision: Precision) -> Tuning:
         clip_scale=jnp.float32(1.0),
         loss_scale=jnp.float32(1.0 if scale is None else scale.initial),
         good_steps=jnp.int32(0),
-        reward_range=None if settings.limits.value_range is None else jnp.zeros(2),
+        reward_range=jnp.zeros(2, jnp.float32),
         total_steps=WideCounter.of(settings.total_steps) if settings.ppo.schedules_by_progress else None,
     )
 

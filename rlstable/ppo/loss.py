@@ -100,8 +100,8 @@ class Loss:
         else:
             values = networks.value(params, statistics, data.observation)
         if self.value_range is not None:
-            outside = (values < self.value_range[0]) | (values > self.value_range[1])
-            activity |= {"value_range": outside.astype(jnp.float32)}
+            inside = (values >= self.value_range[0]) & (values <= self.value_range[1])
+            activity |= {"value_range": (~inside).astype(jnp.float32)}
         targets, std = minibatch.targets, minibatch.advantage_std
         if targets is None:
             targets, std = self.standardized(self.estimate(params, statistics, data, values), data.valid, valid_share)
@@ -153,10 +153,9 @@ class Loss:
         """Value targets and raw advantages of unrolls by GAE, `[T, B]` each, without gradient."""
         last = jax.tree.map(lambda x: x[0], data.bootstrap_observation)
         values, bootstrap = jax.lax.stop_gradient((values, self.networks.value(params, statistics, last)))
-        if self.value_range is not None:
-            # A critic that follows its own estimates can run away, above all where no target corrects it: in the last
-            # state of an episode that a time limit ends.
-            values, bootstrap = (jnp.clip(x, *self.value_range) for x in (values, bootstrap))
+        # A critic that follows its own estimates can run away, above all where no target corrects it: in the last state
+        # of an episode that a time limit ends.
+        values, bootstrap = (limiters.within(x, self.value_range) for x in (values, bootstrap))
         targets, advantages = gae.estimate(
             rewards=data.reward,
             values=values,

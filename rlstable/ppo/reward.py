@@ -20,26 +20,30 @@ from rlstable.ppo.records import Collected
 _EXPECTED = 8.0
 
 
-def value_range(reward_range: jax.Array | None, config: PPOConfig, limits: LimiterConfig) -> jax.Array | None:
-    r"""The least and the greatest value that rewards so far can pay for ever, \(r / (1 - \gamma)\), `[2]`."""
-    if reward_range is None or limits.value_range is None or config.discounting == 1.0:
+def value_range(reward_range: jax.Array, config: PPOConfig, limits: LimiterConfig) -> jax.Array | None:
+    r"""The least and the greatest value that rewards so far can pay for ever, \(r / (1 - \gamma)\), `[2]`.
+
+    Infinite before the first reward other than 0; None without the limiter or without discounting.
+    """
+    if limits.value_range is None or config.discounting == 1.0:
         return None
-    return reward_range * limits.value_range / (1.0 - config.discounting)
+    bounds = reward_range * limits.value_range / (1.0 - config.discounting)
+    return jnp.where(jnp.any(reward_range != 0.0), bounds, jnp.array([-jnp.inf, jnp.inf]))
 
 
 def shape(
     data: Collected,
     magnitudes: Magnitudes | None,
-    reward_range: jax.Array | None,
+    reward_range: jax.Array,
     config: PPOConfig,
     limits: LimiterConfig,
     expected: Callable[[], jax.Array],
-) -> tuple[Collected, Magnitudes | None, jax.Array | None, dict[str, jax.Array]]:
+) -> tuple[Collected, Magnitudes | None, jax.Array, dict[str, jax.Array]]:
     """Turns scaled rewards into the rewards that PPO learns from.
 
     1. Bounds the influence of rare rewards (`_bounded`), before any other number depends on them.
     2. Clips rewards to the limiter's bound.
-    3. Widens `reward_range`, the least and the greatest reward so far, `[2]`; None without the limiter of values.
+    3. Widens `reward_range`, the least and the greatest reward so far, `[2]`, for the limiter of values.
     4. With `ppo.bootstrap_on_timeout`, adds the value estimate where the environment's time limit ended an episode, as
        in Brax.
 
@@ -59,13 +63,12 @@ def shape(
         active = limiters.beyond(reward, limit)
         metrics["limiters/reward/active"] = sharding.mean(masked.mean(active, data.valid, share))
     reward = limiters.clip(reward, limit)
-    if reward_range is not None:
+    if limits.value_range is not None:
         seen = jnp.where(jnp.isfinite(reward), reward, 0.0)  # 0 is always in the range
         low, high = masked.minimum(seen, data.valid), masked.maximum(seen, data.valid)
         reward_range = jnp.stack([jnp.minimum(reward_range[0], low), jnp.maximum(reward_range[1], high)])
     if data.time_out is not None and data.value is not None:
-        bounds, value = value_range(reward_range, config, limits), data.value
-        value = value if bounds is None else jnp.clip(value, *bounds)
+        value = limiters.within(data.value, value_range(reward_range, config, limits))
         # Brax scales the bootstrap with the reward.
         credit = config.discounting * config.reward_scaling * data.time_out * value
         reward += jnp.where(data.time_out > 0, credit, 0.0)

@@ -62,8 +62,7 @@ class Tuning:
         clip_scale: Factor on the bounds of ratio, value, gradient and update. Used only if a remedy may tighten bounds.
         loss_scale: Dynamic loss scale of float16 networks, 1 otherwise.
         good_steps: Minibatches with finite gradients since the loss scale changed, int32.
-        reward_range: Least and greatest reward so far with 0 between them, `[2]`; None without
-            `guards.limiters.value_range`.
+        reward_range: Least and greatest reward so far with 0 between them, `[2]`, for `guards.limiters.value_range`.
         total_steps: Environment steps of the whole run; None if the learning rate does not depend on the total.
     """
 
@@ -76,7 +75,7 @@ class Tuning:
     clip_scale: jax.Array
     loss_scale: jax.Array
     good_steps: jax.Array
-    reward_range: jax.Array | None
+    reward_range: jax.Array
     total_steps: WideCounter | None
 
 

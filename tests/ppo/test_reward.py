@@ -43,7 +43,7 @@ def shaping(settings, limit=None, rare=None):
 
     def shape(data):
         recent = None if rare is None else outlier.no_magnitudes()
-        data, _, _, metrics = reward.shape(data, recent, None, settings, limits(limit, rare), lambda: data.value)
+        data, _, _, metrics = reward.shape(data, recent, np.zeros(2), settings, limits(limit, rare), lambda: data.value)
         return data, metrics
 
     return sharding.over_devices(shape, mesh(1), (SPLIT,), (SPLIT, R))
