@@ -6,7 +6,7 @@
 - Within an epoch: after an overshoot SGD accepts no further update, and the epoch ends at the fallback. The fallback
   is the start of the last epoch that stayed within the limit, so an overshoot costs one or two epochs.
 - After the iteration: the trust region measures the final policy once more, with the last update and the new
-  normaliser. Beyond the limit the whole iteration is undone, so no policy beyond the limit collects experience.
+  normaliser. Beyond the limit the iteration's SGD is undone, so no policy that SGD moved beyond it collects experience.
 
 Only the policy's steps are shortened, because a slowed critic would fall behind (`Optimizer.rates`).
 """
