@@ -22,11 +22,11 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6498, "run": 14_600, "apps": 11_285}
+BUDGETS = {"core": 6493, "run": 14_600, "apps": 11_285}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 15
-OTHERS = {"scripts": 4099, "tests": 30_391}
-DOCS = 4701  # lines of Markdown
+OTHERS = {"scripts": 4099, "tests": 30_385}
+DOCS = 4704  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

@@ -22,7 +22,6 @@ from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.records import Collected
 
 Activity = dict[str, jax.Array]
-_FIRST_BATCHES = 8  # whose statistics still follow the start of the first episodes
 _CELL, _INPUTS = "gru", ("ir", "iz", "in")  # parameters of the GRU, and its layers that read the observation
 
 
@@ -136,8 +135,7 @@ class Networks:
     def rescale_inputs(self, params: Params, old: Statistics, new: Statistics) -> Params:
         """Rescales the first layers so that new observation statistics do not change what the networks compute.
 
-        Weights of an element that was constant are untrained, and so are all weights in the first batches. They may
-        shrink, but not grow with a new scale: gradients of large weights are large, and unlearn what is learned next.
+        An element that was constant has untrained weights. The weights may shrink, but not grow with its new scale.
         """
         return {
             "policy": self._rescaled(params["policy"], old, new, self.config.policy_obs_key),
@@ -164,9 +162,7 @@ class Networks:
         """A layer of observations, rescaled."""
         before, after = self._statistics_of(old, key), self._statistics_of(new, key)
         factor = after.std / before.std
-        first_batches = old.count.to_float() < _FIRST_BATCHES * (new.count.to_float() - old.count.to_float())
-        untrained = normalizer.constant(before) | first_batches
-        factor = jnp.where(untrained, jnp.minimum(factor, 1.0), factor)
+        factor = jnp.where(normalizer.constant(before), jnp.minimum(factor, 1.0), factor)
         kernel = first["kernel"] * factor[:, None]
         return {"kernel": kernel, "bias": first["bias"] + ((after.mean - before.mean) / after.std) @ kernel}
 

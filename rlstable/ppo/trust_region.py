@@ -152,9 +152,8 @@ class TrustRegion:
         """Updates the observation statistics with a batch.
 
         If the new statistics would move the policy too far, the first layers of the networks are rescaled with the
-        statistics, so that the policy stays the same function (`Networks.rescale_inputs`, but for growing weights in
-        the first batches). The first batch is applied without rescaling, because the policy has learned nothing that
-        could be lost.
+        statistics, so that the policy stays the same function (`Networks.rescale_inputs`). The first batch is applied
+        without rescaling, because the policy has learned nothing that could be lost.
 
         `collecting` tells that these parameters and the old statistics collected the batch.
         """

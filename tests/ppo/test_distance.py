@@ -293,22 +293,16 @@ def test_statistics_without_rescaling_leave_the_parameters_and_are_not_taken_unl
     jax.tree.map(np.testing.assert_array_equal, (statistics, found), (new if finite else old, params))
 
 
-@pytest.mark.parametrize(
-    ("variance", "batches", "std", "factor"),
-    [(0.0, 9, 0.1, 0.1), (0.0, 9, 50.0, 1.0), (1.0, 7, 0.1, 0.1), (1.0, 7, 50.0, 1.0), (1.0, 9, 50.0, 50.0)],
-)
-def test_untrained_weights_shrink_but_do_not_grow_with_a_new_scale(variance, batches, std, factor):
-    """Those of a constant, and all in the first 8 batches. The networks compute what they computed at the mean, 3.0."""
+@pytest.mark.parametrize(("std", "factor"), [(0.1, 0.1), (50.0, 1.0)])
+def test_untrained_weights_of_a_constant_shrink_but_do_not_grow_with_its_new_scale(std, factor):
+    """The networks compute what they computed at the constant, 3.0."""
     networks, params, statistics, data = parts()
     ones = jnp.ones_like(statistics.mean)
     first = lambda x, value: x.at[0].set(value)  # noqa: E731
-    count, later = WideCounter.of(batches * 64), WideCounter.of(batches * 64 + 64)
     old = dataclasses.replace(
-        statistics, count=count, mean=first(0 * ones, 3.0), variance=first(ones, variance), std=ones
+        statistics, count=WideCounter.of(64), mean=first(0 * ones, 3.0), variance=first(ones, 0.0), std=ones
     )
-    new = dataclasses.replace(
-        old, count=later, mean=first(0 * ones, 4.0), variance=first(ones, std**2), std=first(ones, std)
-    )
+    new = dataclasses.replace(old, mean=first(0 * ones, 4.0), variance=first(ones, std**2), std=first(ones, std))
     found = networks.rescale_inputs(params, old, new)
     kernels = [x["value"]["params"]["hidden_0"]["kernel"] for x in (found, params)]
     np.testing.assert_allclose(kernels[0][0], factor * kernels[1][0], rtol=1e-6)
@@ -338,13 +332,13 @@ def training(kl, policy_guard=False, **ppo):
 
 
 def shaken(state):
-    """A state whose normaliser has few, wide and far samples, with a policy that depends strongly on observations."""
+    """A state whose normaliser has few and far samples, with a policy that depends strongly on observations."""
     weights = jax.tree.map(lambda x: 10.0 * x, state.params["policy"])
     statistics = dataclasses.replace(
         state.normalizer,
         mean=state.normalizer.mean + 10.0,
-        variance=jnp.full_like(state.normalizer.variance, 100.0),
-        std=jnp.full_like(state.normalizer.std, 10.0),
+        variance=jnp.full_like(state.normalizer.variance, 0.01),
+        std=jnp.full_like(state.normalizer.std, 0.1),
         count=jax.tree.map(lambda old, new: jnp.full_like(old, new), state.normalizer.count, WideCounter.of(64)),
     )
     return dataclasses.replace(state, params=state.params | {"policy": weights}, normalizer=statistics)
