@@ -26,7 +26,7 @@ BUDGETS = {"core": 6493, "run": 14_600, "apps": 11_285}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 15
 OTHERS = {"scripts": 4099, "tests": 30_385}
-DOCS = 4704  # lines of Markdown
+DOCS = 4709  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:
