@@ -64,9 +64,10 @@ def shape(
         metrics["limiters/reward/active"] = sharding.mean(masked.mean(active, data.valid, share))
     reward = limiters.clip(reward, limit)
     if limits.value_range is not None:
-        seen = jnp.where(jnp.isfinite(reward), reward, 0.0)  # 0 is always in the range
-        low, high = masked.minimum(seen, data.valid), masked.maximum(seen, data.valid)
-        reward_range = jnp.stack([jnp.minimum(reward_range[0], low), jnp.maximum(reward_range[1], high)])
+        counts = masked.filled(data.valid, reward) & jnp.isfinite(reward)
+        seen = jnp.where(counts, reward, 0.0)  # 0 is always in the range
+        low, high = sharding.maximum(jnp.stack([-jnp.min(seen), jnp.max(seen)]))
+        reward_range = jnp.stack([jnp.minimum(reward_range[0], -low), jnp.maximum(reward_range[1], high)])
     if data.time_out is not None and data.value is not None:
         value = limiters.within(data.value, value_range(reward_range, config, limits))
         # Brax scales the bootstrap with the reward.
