@@ -114,6 +114,13 @@ def test_default_limiters_are_idle_and_limiters_that_are_off_report_nothing(tmp_
     assert not [name for name in row if name.startswith("limiters/")]
 
 
+def test_range_of_rewards_is_kept_from_iteration_to_iteration(run: Trained) -> None:
+    runner, result = run
+    least, greatest = runner.single.state.tuning.reward_range.tolist()
+    assert least <= 0.0 <= greatest
+    assert max(-least, greatest) == max(row["training/reward_greatest"] for row in result.history) > 0.0
+
+
 def test_training_counts_steps_beyond_the_limits_of_narrow_counters(tmp_path: Path) -> None:
     """int32 wraps at 2^31, and float64 loses single steps at 2^53."""
     start = 2**53 - 1000
