@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rlstable.config.ppo import PPOConfig
 from rlstable.device import sharding
 from rlstable.device.trees import Observation, PyTree
-from rlstable.guards import limiters, masked
+from rlstable.guards import masked
 from rlstable.ppo.diagnostics import loss_metrics
 from rlstable.ppo.loss import Loss, LossTerms
 from rlstable.ppo.networks import Networks, Params
@@ -109,7 +109,7 @@ class LossGradient:
         networks, observation = self.loss.networks, swap_axes(data.observation)
         values = estimate_values(networks, params, statistics, observation, parts_of_batch(self.loss.config))
         last = self.loss.networks.value(params, statistics, swap_axes(data.bootstrap_observation))
-        values, last = (limiters.within(x, self.loss.value_range) for x in (values, last))
+        values = self.loss.counted(values, swap_axes(data.truncation))
         following = swap_axes(jnp.concatenate([values[1:], last], axis=0))
         return swap_axes(values) - self.loss.config.discounting * (1.0 - data.termination) * following
 

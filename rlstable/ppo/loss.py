@@ -69,7 +69,7 @@ class Loss:
 
     Attributes:
         networks: Those without preprocessing (`Networks.without_preprocessing`).
-        value_range: Least and greatest value that value targets may rest on, `[2]`; None for no bounds.
+        value_range: Least and greatest value where an episode is cut, `[2]`; None for no bounds.
     """
 
     networks: Networks
@@ -100,8 +100,7 @@ class Loss:
         else:
             values = networks.value(params, statistics, data.observation)
         if self.value_range is not None:
-            inside = (values >= self.value_range[0]) & (values <= self.value_range[1])
-            activity |= {"value_range": (~inside).astype(jnp.float32)}
+            activity |= {"value_range": (self.counted(values, data.truncation) != values).astype(jnp.float32)}
         targets, std = minibatch.targets, minibatch.advantage_std
         if targets is None:
             targets, std = self.standardized(self.estimate(params, statistics, data, values), data.valid, valid_share)
@@ -153,9 +152,7 @@ class Loss:
         """Value targets and raw advantages of unrolls by GAE, `[T, B]` each, without gradient."""
         last = jax.tree.map(lambda x: x[0], data.bootstrap_observation)
         values, bootstrap = jax.lax.stop_gradient((values, self.networks.value(params, statistics, last)))
-        # A critic that follows its own estimates can run away, above all where no target corrects it: in the last state
-        # of an episode that a time limit ends.
-        values, bootstrap = (limiters.within(x, self.value_range) for x in (values, bootstrap))
+        values = self.counted(values, data.truncation)
         targets, advantages = gae.estimate(
             rewards=data.reward,
             values=values,
@@ -168,6 +165,16 @@ class Loss:
         if self.networks.config.use_distributional_critic:
             targets = advantages + values  # as in Brax
         return Targets(targets, advantages)
+
+    def counted(self, values: jax.Array, truncation: jax.Array) -> jax.Array:
+        """Value estimates as targets use them: where an episode is cut, within `value_range`.
+
+        No target corrects the estimate of the last state before a cut, but all estimates of the episode rest on it, so
+        it can run away and take the critic along.
+        """
+        if self.value_range is None:
+            return values
+        return jnp.where(truncation > 0, limiters.within(values, self.value_range), values)
 
     def standardized(
         self, targets: Targets, valid: masked.Mask, valid_share: jax.Array | None

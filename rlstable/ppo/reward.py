@@ -23,12 +23,11 @@ _EXPECTED = 8.0
 def value_range(reward_range: jax.Array, config: PPOConfig, limits: LimiterConfig) -> jax.Array | None:
     r"""The least and the greatest value that rewards so far can pay for ever, \(r / (1 - \gamma)\), `[2]`.
 
-    Infinite before the first reward other than 0; None without the limiter or without discounting.
+    None without the limiter or without discounting.
     """
     if limits.value_range is None or config.discounting == 1.0:
         return None
-    bounds = reward_range * limits.value_range / (1.0 - config.discounting)
-    return jnp.where(jnp.any(reward_range != 0.0), bounds, jnp.array([-jnp.inf, jnp.inf]))
+    return reward_range * limits.value_range / (1.0 - config.discounting)
 
 
 def shape(

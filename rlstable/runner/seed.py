@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-
 from rlstable.config import Config
 from rlstable.device import hosts, sharding
 from rlstable.device.precision import Level
@@ -105,12 +103,8 @@ class Seed:
         return StopReason.target_reached if reached else None
 
     def start_from(self, params: Params, statistics: Statistics) -> None:
-        """Replaces the parameters and the observation statistics of a new run, before the first iteration.
-
-        The value network may know rewards that this run has not seen, so values have no bounds.
-        """
-        tuning = dataclasses.replace(self.state.tuning, reward_range=jnp.array([-jnp.inf, jnp.inf], jnp.float32))
-        state = dataclasses.replace(self.state, params=params, normalizer=statistics, tuning=tuning)
+        """Replaces the parameters and the observation statistics of a new run, before the first iteration."""
+        state = dataclasses.replace(self.state, params=params, normalizer=statistics)
         self.state = sharding.place(state, self.programs.mesh, SPECS)
         self.keep_last_good()
 

@@ -247,27 +247,30 @@ def test_value_target_limiter_clips_targets():
     assert np.isinf(loss(only(), target)[0]["training/v_loss"])
 
 
-def test_value_range_limiter_bounds_the_values_that_targets_rest_on():
-    """Rewards from -1 to 2 and a discount of 0.9 pay -10 to 20; of four steps that pay 1."""
-    config, values = PPOConfig(discounting=0.9, gae_lambda=0.0), jnp.array([[5.0], [30.0], [-1e3], [15.0]])
-    data = samples(**{name: jnp.zeros((4, 1)) for name in ("reward", "truncation", "termination")})
-    data = data._replace(reward=jnp.ones((4, 1)), bootstrap_observation=jnp.zeros((1, 1, 0)))
+def test_value_range_limiter_bounds_values_where_an_episode_is_cut():
+    """Rewards from -1 to 2 and a discount of 0.9 pay -10 to 20; steps pay 1, the second and the fourth are cut.
+
+    Beyond the bounds, an estimate at a cut is neither a target itself nor part of the target before.
+    """
+    config, values = PPOConfig(discounting=0.9, gae_lambda=0.0), jnp.array([[5.0], [30.0], [-1e3], [-50.0], [80.0]])
+    data = samples(**{name: jnp.zeros((5, 1)) for name in ("reward", "truncation", "termination")})
+    data = data._replace(reward=jnp.ones((5, 1)), bootstrap_observation=jnp.zeros((1, 1, 0)))
+    data = data._replace(truncation=jnp.array([[0.0], [1.0], [0.0], [1.0], [0.0]]))
     targets = {}
     for limits in (only(value_range=1.0), only(value_range=2.0), only()):
         bounds = reward.value_range(jnp.array([-1.0, 2.0]), config, limits)
         own = Loss(Given(), config, limits, bounds)
         estimate = on_one_device(lambda p, data, own=own: own.estimate(p, STATISTICS, data, p["values"]).value)
         targets[limits.value_range] = np.ravel(estimate({"values": values, "value": jnp.array([1e4])}, data))
-    np.testing.assert_allclose(targets[1.0], [1 + 0.9 * 20, 1 - 0.9 * 10, 1 + 0.9 * 15, 1 + 0.9 * 20], rtol=1e-6)
-    np.testing.assert_allclose(targets[2.0], [1 + 0.9 * 30, 1 - 0.9 * 20, 1 + 0.9 * 15, 1 + 0.9 * 40], rtol=1e-6)
-    np.testing.assert_allclose(targets[None], [1 + 0.9 * 30, 1 - 0.9e3, 1 + 0.9 * 15, 1 + 0.9 * 1e4], rtol=1e-5)
+    last = 1 + 0.9 * 1e4
+    np.testing.assert_allclose(targets[1.0], [1 + 0.9 * 20, 20, 1 - 0.9 * 10, -10, last], rtol=1e-6)
+    np.testing.assert_allclose(targets[2.0], [1 + 0.9 * 30, 30, 1 - 0.9 * 20, -20, last], rtol=1e-6)
+    np.testing.assert_allclose(targets[None], [1 + 0.9 * 30, 30, 1 - 0.9 * 50, -50, last], rtol=1e-6)
 
 
-def test_undiscounted_values_and_values_before_the_first_reward_have_no_range():
-    """A range of 0 would set the unit of normalised values to 0 in a task with sparse rewards."""
+def test_undiscounted_values_have_no_range():
     assert reward.value_range(jnp.ones(2), PPOConfig(discounting=1.0), only(value_range=1.0)) is None
     config, limits = PPOConfig(discounting=0.5), only(value_range=1.0)
-    assert reward.value_range(jnp.zeros(2), config, limits).tolist() == [-np.inf, np.inf]
     assert reward.value_range(jnp.array([0.0, 3.0]), config, limits).tolist() == [0.0, 6.0]
     assert limiters.within(jnp.array([7.0, -1.0, np.inf]), jnp.array([0.0, 6.0])).tolist() == [6.0, 0.0, np.inf]
 
