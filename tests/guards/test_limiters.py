@@ -268,6 +268,27 @@ def test_value_range_limiter_bounds_values_where_an_episode_is_cut():
     np.testing.assert_allclose(targets[None], [1 + 0.9 * 30, 30, 1 - 0.9 * 50, -50, last], rtol=1e-6)
 
 
+def test_linear_critic_runs_away_from_a_cut_without_the_limiter_of_values():
+    """Two steps that pay 1, the second is cut; a linear critic sees 1, then 2 (as in Tsitsiklis and Van Roy 1996).
+
+    No value is above 10. Least squares to the targets multiply the weight by 1.16 without bounds.
+    """
+    data = samples(**{name: jnp.zeros((2, 1)) for name in ("truncation", "termination")})
+    data = data._replace(reward=jnp.ones((2, 1)), bootstrap_observation=jnp.zeros((1, 1, 0)))
+    data, seen = data._replace(truncation=jnp.array([[0.0], [1.0]])), np.array([[1.0], [2.0]], np.float32)
+    weights, config = {}, PPOConfig(discounting=0.9, gae_lambda=0.0)
+    for limits in (only(value_range=1.0), only()):
+        own = Loss(Given(), config, limits, reward.value_range(jnp.array([0.0, 1.0]), config, limits))
+        targets = on_one_device(lambda p, data, own=own: own.estimate(p, STATISTICS, data, p["values"]).value)
+        weight = 1.0
+        for _ in range(80):
+            fitted = targets({"values": weight * seen, "value": jnp.zeros(1)}, data)
+            weight = np.sum(seen * fitted) / np.sum(np.square(seen))
+        weights[limits.value_range] = weight
+    assert weights[1.0] == pytest.approx((10 + 2 * 10) / 5)
+    assert weights[None] > 1e4
+
+
 def test_undiscounted_values_have_no_range():
     assert reward.value_range(jnp.ones(2), PPOConfig(discounting=1.0), only(value_range=1.0)) is None
     config, limits = PPOConfig(discounting=0.5), only(value_range=1.0)
