@@ -79,4 +79,4 @@ def test_orbit_explodes_or_gets_nan_deviations_only_without_guards() -> None:
         assert np.nanmax(column(history, "training/v_loss")) < 1e3  # NaN if no update was accepted
         assert np.nanmin(column(history, "training/policy_dist_min_std")) >= 1e-4
         assert column(history, "training/accepted_share").mean() > 0.8
-        assert (column(history, "limiters/reward_outlier/active") > 0).sum() > 10
+        assert (column(history, "limiters/reward_outlier/active") > 0).sum() > 5
