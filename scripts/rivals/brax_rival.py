@@ -6,7 +6,6 @@ versions dropped. Nothing else is changed.
 
 import functools
 import inspect
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -91,15 +90,13 @@ def train(
     env, steps = load_env(config.env), config.ppo.rows * config.ppo.unroll_length // config.ppo.num_envs
     trained_on = env if fault is None else FaultyBraxEnv(env, fault, steps)
     for seed in seeds:
-        started = time.perf_counter()
         error, saved = _train(trained_on, env, brax_settings(config, seed), evaluations)
         if not saved and fault is None:
             raise ConfigError(f"Brax's PPO: {error}")
         returns = _returns(env, saved, episodes, config.env.episode_length)
         yield {
             "seed": seed, "steps": [own.step for own in saved], "returns": returns,
-            "return": returns[-1] if returns else None, "finite": bool(saved) and all_finite(saved[-1].params),
-            "stop_reason": error or "completed", "seconds": round(time.perf_counter() - started, 1),
+            "return": returns[-1] if returns else None, "stop_reason": error or "completed",
         }  # fmt: skip
 
 
@@ -146,10 +143,6 @@ def mean_return(episodes: Episodes) -> float | None:
     returns = episodes.metrics["reward"]
     kept = (episodes.aborted == 0) & np.isfinite(returns)
     return float(returns[kept].mean()) if kept.any() else None
-
-
-def all_finite(tree: Any) -> bool:
-    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
 
 
 def keep_compiled_programs(folder: Path = CACHE) -> None:

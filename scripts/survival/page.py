@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from scripts import pages
+from scripts.faulted import SIDES
 from scripts.results import Row, matching
 
-SIDES = ("off", "default", "brax")
-TITLES = {"off": "guards=off", "default": "guards=default", "brax": "Brax PPO"}
 TASKS = {"generalized": "inverted pendulum, generalized", "mjx": "inverted pendulum, MJX", "point_mass": "point mass"}
 ALIKE = {"mjx": "generalized"}  # the table of the first task has only the rows that differ from the second task's
 ENOUGH, TOO_LITTLE = 0.95, 0.8  # shares of the clean return: green from the first on, red below the second
@@ -54,7 +53,7 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
     lines = []
     for task in tasks:
         sides = [side for own, side in columns if own == task]
-        header = ("fault", *(TITLES[side] for side in sides), "tripped")
+        header = ("fault", *(SIDES[side] for side in sides), "tripped")
         measured = [case for case in cases if any(by[task, side, case] for side in sides)]
         shown = {case: [drawn[task, side, case][0] for side in sides] for case in measured}
         lines += [f"## {TASKS.get(task, task)}", ""]
@@ -80,7 +79,7 @@ def write(rows: Sequence[Row], cases: Sequence[str], results: Path, possible: Ca
     summary = [text, "", *named]
     parts = {"results": "\n".join([*lines, pages.machine()]), "rest": "\n".join(summary)}
     pages.fill(results.parent / "survival.md", parts)
-    titles = [f"{TITLES[side]}\n" + TASKS.get(task, task).replace(", ", "\n") for task, side in columns]
+    titles = [f"{SIDES[side]}\n" + TASKS.get(task, task).replace(", ", "\n") for task, side in columns]
     matrix = [[drawn[*key, case] for key in columns] for case in cases]
     _draw(matrix, cases, titles, results.parent / "survival.png")
 
