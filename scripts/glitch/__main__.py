@@ -128,7 +128,7 @@ def write_page(rows: Sequence[Row], out: Path) -> None:
         "guards and limiters that acted",
     )  # fmt: skip
     lines += [*pages.table(header, clean), ""]
-    pages.fill(out.with_name("survival.md"), {"glitches": "\n".join([*lines, pages.machine()])})
+    pages.fill(out.with_name("survival.md"), {"glitches": "\n".join(lines).rstrip()})
 
 
 def cells(asked: Namespace) -> Iterator[Cell]:

@@ -1,7 +1,7 @@
 """Trains with every fault: guards=off, guards=default and Brax's PPO, with several seeds.
 
 python -m scripts.survival                       # all cases, one line per case; resumes where it stopped
-python -m scripts.survival --page                # docs/survival.md and its picture from the results
+python -m scripts.survival --page                # docs/survival.md from the results
 
 All seeds of a case train in one program, by the plain command, those of Brax's PPO one by one. Policies are evaluated
 on the environment without the fault.

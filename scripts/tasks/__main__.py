@@ -175,6 +175,10 @@ def _train_and_draw(name: str, command: Sequence[str], seeds: range) -> Iterator
 
 def write_pages(rows: Sequence[Row], out: Path) -> None:
     page.write(rows, tasks(), out.with_suffix(".md"), [name for name in tasks() if stale(rows, name)])
+    write_gallery(rows, out)
+
+
+def write_gallery(rows: Sequence[Row], out: Path) -> None:
     films = {name: f"gallery/{_file(name)}.webp" for name in tasks() if (GALLERY / f"{_file(name)}.webp").exists()}
     page.write_gallery(rows, films, out.with_name("gallery.md"))
 
