@@ -149,8 +149,9 @@ def possible(task: str, side: str, case: str) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> None:
     choices = {"task": TASKS, "side": faulted.SIDES, "only": CASES}
-    usual = "3, and 5 for collapses"
-    asked = results.study_parser(__doc__, Path("docs/survival.jsonl"), usual, **choices).parse_args(argv)
+    parser = results.study_parser(__doc__, Path("docs/survival.jsonl"), **choices)
+    parser.add_argument("--seeds", type=int, help="number of seeds; default: 3, and 5 for collapses")
+    asked = parser.parse_args(argv)
     brax_rival.keep_compiled_programs()
     study.run(asked, cells(asked), lambda rows, out: survival_page.write(rows, [*CASES], out, possible))
 
