@@ -1,23 +1,17 @@
 """Trains Brax's own PPO on an environment with a fault, and evaluates the policy without the fault.
 
-The trainer is `brax.training.agents.ppo.train.train` as published. While it runs, JAX has back one function that newer
-versions dropped. Nothing else is changed.
+The trainer is `brax.training.agents.ppo.train.train` as published.
 """
 
-import functools
-import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from brax.envs.base import Env, State, Wrapper
-from brax.training.agents.ppo import networks as ppo_networks
-from brax.training.agents.ppo import train as ppo
 
 from rlstable.cli.compose import compose
 from rlstable.compilation.xla import disable_async_dispatch
@@ -31,7 +25,7 @@ from rlstable.faults.injection import Injection, as_data
 from rlstable.guards.env import Quarantine
 from scripts.bench.leg import brax_settings
 from scripts.results import Row
-from scripts.rivals.replicated import device_put_replicated
+from scripts.rivals import brax_trainer
 
 EVALUATION_SEED = 2**31 - 1  # the same first states for all policies
 CACHE = Path(__file__).resolve().parents[2] / ".jax_cache"
@@ -112,17 +106,12 @@ def _train(env: Env, healthy: Env, settings: Mapping[str, Any], evaluations: int
         if step > 0:
             saved.append(Saved(step, make_policy, jax.device_get(params)))
 
-    known = inspect.signature(ppo.train).parameters
-    arguments = {name: value for name, value in settings["train"].items() if name in known} | {
-        "max_devices_per_host": 1, "num_evals": evaluations + 1 if evaluations else 0, "run_evals": False,
-        "network_factory": functools.partial(ppo_networks.make_ppo_networks, **settings["networks"]),
-    }  # fmt: skip
-    with mock.patch.object(jax, "device_put_replicated", device_put_replicated, create=True):
-        try:
-            ppo.train(env, eval_env=healthy, policy_params_fn=keep, **arguments)
-        except Exception as raised:
-            where = traceback.extract_tb(raised.__traceback__)[-1].name
-            return f"{type(raised).__name__} in {where}: {' '.join(str(raised).split())}"[:300], saved
+    own = {"max_devices_per_host": 1, "num_evals": evaluations + 1 if evaluations else 0, "run_evals": False}
+    try:
+        brax_trainer.train(env, settings, eval_env=healthy, policy_params_fn=keep, **own)
+    except Exception as raised:
+        where = traceback.extract_tb(raised.__traceback__)[-1].name
+        return f"{type(raised).__name__} in {where}: {' '.join(str(raised).split())}"[:300], saved
     return None, saved
 
 
