@@ -203,23 +203,6 @@ def test_other_faults_without_guards_leave_parameters_finite(unguarded: Program)
         assert finite(learnt(unguarded.run(window(site))[-1][0])), site
 
 
-@pytest.mark.parametrize(("value", "limit"), [(None, 2**31), (2.0**32, 2**32)])
-def test_counters_fault_starts_counters_just_below_a_limit(value: float | None, limit: int, guarded: Program) -> None:
-    state = faults.armed_state(guarded.state, FaultConfig(site="counters", value=value))
-    counters = (state.counters.env_steps, state.counters.updates, state.counters.episodes, state.normalizer.count)
-    assert [int(counter) for counter in counters] == [limit - 1] * 4
-    history = guarded.run_from(placed(state), TOTAL)
-    steps = [limit - 1 + STEPS * (i + 1) for i in range(TOTAL)]
-    assert [int(state.normalizer.count) for state, _ in history] == steps
-    assert [int(state.counters.env_steps) for state, _ in history] == steps
-    assert [int(state.counters.updates) for state, _ in history] == [
-        limit - 1 + MINIBATCHES * (i + 1) for i in range(TOTAL)
-    ]
-    assert [float(metrics.values["training/accepted_share"]) for _, metrics in history] == [1.0] * TOTAL
-    assert not any(active(metrics) for _, metrics in history)
-    assert all(finite(learnt(state)) for state, _ in history)
-
-
 # --- collapses: finite faults of the training state ----------------------------------------------------------
 
 
