@@ -97,7 +97,7 @@ def train(overrides: Sequence[str], seeds: range, kept: Path | None = None) -> I
             raise ConfigError("a seed ended before its first evaluation")
         yield from rows
         if kept is not None:
-            order = sorted(range(len(rows)), key=lambda index: page.curve(rows[index])[-1])
+            order = sorted(range(len(rows)), key=lambda index: page.returns_of(rows[index])[-1])
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(runs[order[len(order) // 2]].folder, kept)
 

@@ -80,7 +80,7 @@ def test_seed_that_learned_next_to_nothing_is_stuck_and_cannot_fall():
 
 def test_last_return_is_compared_with_the_policy_handed_over_not_with_the_luckiest_evaluation():
     lucky, fallen = row(0, [0.0, 130.0, 95.0], handed_over=100.0), row(1, [0.0, 130.0, 95.0], handed_over=125.0)
-    assert page.lost([lucky, fallen]) == 1 and page.falls([page.curve(lucky), page.curve(fallen)]) == (2, 2)
+    assert page.lost([lucky, fallen]) == 1 and page.falls([page.returns_of(lucky), page.returns_of(fallen)]) == (2, 2)
     negative = [row(seed, [-300.0, -100.0, last], handed_over=-100.0) for seed, last in enumerate((-139.0, -141.0))]
     assert page.lost(negative) == 1  # 200 was gained, of which 160 must stay
     assert page.lost([row(0, [0.0, 100.0]), row(1, [0.0, 0.0], handed_over=9.0)]) == 0  # learned nothing, lost nothing
@@ -89,7 +89,7 @@ def test_last_return_is_compared_with_the_policy_handed_over_not_with_the_luckie
 
 
 def test_curve_has_no_gaps_and_seeds_with_different_numbers_of_evaluations_are_drawn():
-    np.testing.assert_array_equal(page.curve(row(0, [3.0, 7.0]) | {"returns": [3.0, None, 7.0]}), [3.0, 3.0, 7.0])
+    np.testing.assert_array_equal(page.returns_of(row(0, [3.0, 7.0]) | {"returns": [3.0, None, 7.0]}), [3.0, 0.0, 7.0])
     assert page.sparkline([np.array([0.0, 4.0, 8.0]), np.array([0.0, 0.0, 0.0, 0.0, 8.0])]) == "▁▃█"
 
 
