@@ -1,12 +1,9 @@
-"""Pages of results: Markdown tables, sections between markers, and pictures."""
+"""Pages of results: Markdown tables, and sections between markers."""
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlstable.policy.statistics import Estimate
-from scripts import results
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -26,15 +23,6 @@ def interval(of: Estimate, text: Callable[[float], str], unit: str = "") -> str:
     return f"{text(of.value)}{unit}{bounds}"
 
 
-def machine() -> str:
-    """Returns a sentence with the versions and the device of this process."""
-    import jax
-
-    versions = results.versions()
-    packages = ", ".join(f"{name} {versions[name]}" for name in ("jax", "brax", "mujoco", "mujoco-mjx"))
-    return f"Python {versions['python']}, {packages}, on {jax.devices()[0].device_kind}."
-
-
 def fill(path: Path, parts: Mapping[str, str]) -> None:
     """Replaces a page's generated parts between their markers, or appends them; the page's prose stays."""
     page = path.read_text() if path.exists() else ""
@@ -45,16 +33,3 @@ def fill(path: Path, parts: Mapping[str, str]) -> None:
         before, _, rest = page.partition(begin)
         page = f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
     path.write_text(page)
-
-
-@contextlib.contextmanager
-def picture(path: Path, dpi: int = 130, tight: bool = True, **layout: Any) -> Iterator[tuple[Any, Any]]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(**layout)
-    yield figure, axes
-    figure.savefig(path, dpi=dpi, bbox_inches="tight" if tight else None)
-    plt.close(figure)

@@ -25,19 +25,18 @@ Row = dict[str, Any]
 
 
 def study_parser(
-    doc: str | None, results: Path, seeds: int | str | None = None, **choices: Collection[str]
+    doc: str | None, results: Path, seeds: int | None = None, **choices: Collection[str]
 ) -> argparse.ArgumentParser:
     """Returns the parser of a command that adds rows to a file of results and writes the page beside the file.
 
     Each keyword is an option that selects some of its choices, by default all. The option can be repeated. `seeds` is
-    the usual number of seeds, or the text about it; `None` without such an option.
+    the usual number of seeds; `None` without such an option.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=results, help="file of the results; the page goes beside it")
     parser.add_argument("--page", action="store_true", help="write the page and train nothing")
     if seeds is not None:
-        usual = seeds if isinstance(seeds, int) else None
-        parser.add_argument("--seeds", type=int, default=usual, help=f"number of seeds; default: {seeds}")
+        parser.add_argument("--seeds", type=int, default=seeds, help=f"number of seeds; default: {seeds}")
     for name, allowed in choices.items():
         shown = None if len(allowed) < 6 else name.upper()
         parser.add_argument(f"--{name}", action="append", choices=allowed, metavar=shown, help="default: all")

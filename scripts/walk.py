@@ -9,25 +9,16 @@ random commands for 10 s each, as they are, with pushes, and with late actions o
 import argparse
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlstable.config import ConfigError
-from scripts.process import ROOT, Outcome, environment, last_line, watch
+from scripts.process import last_line, run
 
-HOURS = 3  # that a command may take
+_LIMIT = 3 * 3600  # seconds of a command
 PLAYS = {"plain": "", "pushed": "--push 0.5", "late": "--delay 2 --friction 0.8"}
 _STOOD, _ERRORS = re.compile(r"in (\d+) of 20 episodes"), re.compile(r"mean command error (\S+) m/s and (\S+) rad/s")
-
-
-def run(*words: str) -> Outcome:
-    """Runs a command of rlstable; a ConfigError if it fails."""
-    done = watch([sys.executable, "-m", *words], environment(PYTHONPATH=str(ROOT)), HOURS * 3600)
-    if done.code != 0:
-        raise ConfigError(f"{' '.join(words)}: exit code {done.code}, {done.last_line}")
-    return done
 
 
 def read(said: str) -> list[float]:
@@ -40,7 +31,7 @@ def read(said: str) -> list[float]:
 
 def played(policy: Path) -> dict[str, list[float]]:
     command = ("rlstable.play", str(policy), "--commands", "20")
-    return {name: read(run(*command, *words.split()).output) for name, words in PLAYS.items()}
+    return {name: read(run(*command, *words.split(), limit=_LIMIT).output) for name, words in PLAYS.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for seed in range(asked.seeds):
             own = Path(name, str(seed))
             words = ("env=robot_velocity", *asked.overrides, f"seed={seed}", f"hydra.run.dir={own}")
-            training = run("rlstable.train", *words)
-            run("rlstable.export", f"run={own}", "which=latest", "format=onnx")
+            training = run("rlstable.train", *words, limit=_LIMIT)
+            run("rlstable.export", f"run={own}", "which=latest", "format=onnx", limit=_LIMIT)
             times = {"seconds": round(training.seconds), "core_seconds": round(training.cpu)}
             print(json.dumps({"seed": seed, **times, **played(own / "export" / "policy.onnx")}), flush=True)
 

@@ -169,12 +169,6 @@ def size_of(module: Any) -> int:
     return sum(1 for _ in _operations(module))
 
 
-def boundary(module: Any) -> tuple[int, int]:
-    """Numbers of arrays that go into a program and come out."""
-    kind = _functions(module)["main"].attributes["function_type"].value
-    return len(kind.inputs), len(kind.results)
-
-
 def _has_fixed_length(loop: Any) -> bool:
     """Whether a loop compares its counter with a constant, as XLA needs to know the length."""
     (condition,) = loop.regions[0].blocks

@@ -7,7 +7,6 @@ import math
 import pickle
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +31,7 @@ from rlstable.policy.playback import load_policy_environment
 from rlstable.policy.saved_run import open_run
 from rlstable.ppo.state import SPECS
 from rlstable.runner.loop import TrainingLoop
-from scripts.rivals import brax_rival
+from scripts.rivals import brax_trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -356,7 +355,7 @@ def test_one_iteration_without_guards_is_that_of_brax_own_trainer(
         env = envs.get_environment("fast", asymmetric_obs=True, obs_mode="dict_state")
         factory = functools.partial(SMALL, value_obs_key="privileged_state")
     settings = {**ITERATION, **more, "network_factory": factory}
-    with mock.patch.object(jax, "device_put_replicated", brax_rival.device_put_replicated, create=True):
+    with brax_trainer.with_device_put_replicated():
         _, theirs, _ = brax_train.train(env, **settings)
     ours = one_iteration(env, settings, tmp_path)
     for name, a, b in (("policy", ours[1], theirs[1]), ("value", ours[2], theirs[2])):

@@ -25,8 +25,8 @@ APPS = (
 BUDGETS = {"core": 6494, "run": 14_600, "apps": 11_285}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 15
-OTHERS = {"scripts": 4099, "tests": 30_392}
-DOCS = 4710  # lines of Markdown
+OTHERS = {"scripts": 3932, "tests": 29_707}
+DOCS = 4705  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

@@ -115,21 +115,6 @@ def test_configuration_of_another_version_is_an_error(copied: Path) -> None:
         open_run(copied)
 
 
-def test_run_without_a_checkpoint_is_an_error(copied: Path) -> None:
-    shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(ConfigError, match="has no checkpoint; the run ended before its first save"):
-        open_run(copied)
-
-
-def test_damaged_checkpoint_is_an_error_and_changes_no_file(copied: Path) -> None:
-    for path in (copied / "checkpoints").rglob("d/*"):
-        path.write_bytes(path.read_bytes()[:10])
-    before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
-    with pytest.warns(RuntimeWarning), pytest.raises(ConfigError):
-        open_run(copied)
-    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == before
-
-
 def test_policy_of_a_class_that_has_changed_is_one_line_with_both_numbers(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,10 +18,7 @@ from toys import GUARDS_OFF, Physics, PointMass, State, assemble, compiled, fini
 from rlstable import faults
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
-from rlstable.envs.resets import Resets
-from rlstable.envs.vector import VectorEnv
 from rlstable.faults import SITES
-from rlstable.ppo.guards import env_guards
 from rlstable.ppo.iteration import PPO
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.loop import TrainingLoop
@@ -184,15 +181,6 @@ def test_fault_trips_its_guard_during_its_iterations_only(site: str, guarded: Pr
     assert same(learnt(after), learnt(history[START][0])) == (not guards | limiters)
 
 
-@pytest.mark.parametrize("site", ["physics", "policy_std", "gradient", "learning_rate", "critic", "normalizer"])
-def test_iterations_after_a_fault_equal_those_of_a_run_without_fault(site: str, guarded: Program) -> None:
-    """From the same state, bit for bit."""
-    state = guarded.run(window(site), START + LENGTH)[-1][0]
-    healthy = placed(dataclasses.replace(state, fault=faults.as_data(FaultConfig(site="physics", start=NEVER))))
-    faulty, free = guarded.run_from(state, 2)[-1][0], guarded.run_from(healthy, 2)[-1][0]
-    assert same(dataclasses.replace(faulty, fault=None), dataclasses.replace(free, fault=None))
-
-
 DEADLY = (
     "physics", "warm_start", "observation", "reward", "done", "action", "policy_std", "log_ratio", "gradient", "loss",
     "adam",
@@ -215,98 +203,11 @@ def test_other_faults_without_guards_leave_parameters_finite(unguarded: Program)
         assert finite(learnt(unguarded.run(window(site))[-1][0])), site
 
 
-def test_training_continues_after_iterations_without_a_valid_sample(guarded: Program) -> None:
-    history = guarded.run(FaultConfig(site="physics", probability=1.0, start=START, iterations=LENGTH))
-    storm = slice(START, START + LENGTH)
-    accepted = [float(metrics.values["training/accepted_share"]) for _, metrics in history]
-    assert accepted == [1.0, 0.0, 0.0, 1.0, 1.0]
-    assert [bool(metrics.healthy) for _, metrics in history] == [True, False, False, True, True]
-    for state, metrics in history[storm]:
-        assert guarded.trips(metrics) == {"quarantine.physics": STEPS, "storm.environments": 1}
-        assert same(learnt(state), learnt(history[START - 1][0]))
-        assert finite(state.env_state)
-    assert finite(learnt(history[-1][0]))
-    assert not same(history[-1][0].params, history[START - 1][0].params)
-
-
-@pytest.mark.parametrize(("value", "limit"), [(None, 2**31), (2.0**32, 2**32)])
-def test_counters_fault_starts_counters_just_below_a_limit(value: float | None, limit: int, guarded: Program) -> None:
-    state = faults.armed_state(guarded.state, FaultConfig(site="counters", value=value))
-    counters = (state.counters.env_steps, state.counters.updates, state.counters.episodes, state.normalizer.count)
-    assert [int(counter) for counter in counters] == [limit - 1] * 4
-    history = guarded.run_from(placed(state), TOTAL)
-    steps = [limit - 1 + STEPS * (i + 1) for i in range(TOTAL)]
-    assert [int(state.normalizer.count) for state, _ in history] == steps
-    assert [int(state.counters.env_steps) for state, _ in history] == steps
-    assert [int(state.counters.updates) for state, _ in history] == [
-        limit - 1 + MINIBATCHES * (i + 1) for i in range(TOTAL)
-    ]
-    assert [float(metrics.values["training/accepted_share"]) for _, metrics in history] == [1.0] * TOTAL
-    assert not any(active(metrics) for _, metrics in history)
-    assert all(finite(learnt(state)) for state, _ in history)
-
-
-def test_guards_reject_bad_resets() -> None:
-    def draw(guards: dict[str, Any]) -> tuple[Any, np.ndarray]:
-        config = tiny_config(guards=guards, fault={"site": "reset", "probability": 0.5})
-        vector = VectorEnv(PointMass(), 12, 1, env_guards(config.guards))
-        resets = Resets(faults.faulty_env(vector, config.fault), 16)
-        return resets.draw(jax.random.PRNGKey(0), 64), np.asarray(resets.program(jax.random.PRNGKey(0))[1])
-
-    states, good = draw({})
-    assert finite(states)
-    assert 0 < good.sum() < good.size
-    states, _ = draw(GUARDS_OFF)
-    bad = ~np.isfinite(states.obs[:, 0])
-    assert 16 < bad.sum() < 48
-    assert (np.isnan(states.pipeline_state.q[:, 0]) == bad).all()
-
-
 # --- collapses: finite faults of the training state ----------------------------------------------------------
 
 
 def collapse(site: str, **changes: Any) -> FaultConfig:
     return FaultConfig(site=site, start=START, iterations=1, **changes)
-
-
-@pytest.mark.parametrize("value", [None, 7.0])
-def test_critic_fault_replaces_value_parameters_by_noise_of_their_size(value: float | None, guarded: Program) -> None:
-    """At a learning rate of 0, so that only the fault changes the parameters."""
-    tuning = dataclasses.replace(guarded.state.tuning, learning_rate=jnp.zeros(()))
-    idle = dataclasses.replace(guarded, state=placed(dataclasses.replace(guarded.state, tuning=tuning)))
-    history = idle.run(collapse("critic", value=value))
-    params = [jax.tree.map(lambda x: x + 0.0, jax.device_get(state.params)) for state, _ in history]  # -0.0 is 0.0
-    assert same(params[START - 1]["value"], idle.state.params["value"])
-    assert same(params[START]["value"], params[-1]["value"])
-    assert all(same(own["policy"], params[0]["policy"]) for own in params)
-    key = jax.random.fold_in(history[START - 1][0].key, SITES.index("critic"))
-    before, after = (jax.tree.leaves(params[index]["value"]) for index in (START - 1, START))
-    keys = jax.random.split(jax.random.split(key)[1], len(before))
-    for old, new, own in zip(before, after, keys, strict=True):
-        size = np.float32(value or 3.0) * np.sqrt(np.mean(np.square(old)))
-        np.testing.assert_allclose(new, size * jax.random.normal(own, old.shape), rtol=1e-5)
-    assert any(new.any() for new in after)
-
-
-@pytest.mark.parametrize("value", [None, 2.0])
-def test_normalizer_fault_moves_the_statistics_before_the_iteration_collects(
-    value: float | None, unguarded: Program
-) -> None:
-    """The iteration with the fault equals an iteration from statistics that the test moved."""
-    never, number = FaultConfig(site="physics", start=NEVER), np.float32(value or 5.0)
-    struck = unguarded.run(collapse("normalizer", value=value), START + 1)[-1][0]
-    state = unguarded.run(never, START)[-1][0]
-    before = jax.device_get(state.normalizer)
-    moved = dataclasses.replace(
-        before,
-        mean=before.mean + number * before.std,
-        variance=before.variance * np.square(number),
-        std=before.std * number,
-    )
-    moved = placed(dataclasses.replace(state, normalizer=moved, fault=faults.as_data(never)))
-    expected = unguarded.run_from(moved, 1)[-1][0]
-    for a, b in zip(jax.tree.leaves(learnt(struck)), jax.tree.leaves(learnt(expected)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("site", COLLAPSES)

@@ -249,19 +249,16 @@ def test_nothing_compiles_after_the_first_iteration_and_evaluation(tmp_path: Pat
     assert compiled == []
 
 
-@pytest.mark.parametrize("network", ["bfloat16", "float16"])
-def test_narrow_networks_keep_float32_parameters(tmp_path: Path, network: str) -> None:
-    runner = TrainingLoop(quick(precision={"network": network}), tmp_path)
+def test_narrow_networks_keep_float32_parameters(tmp_path: Path) -> None:
+    runner = TrainingLoop(quick(precision={"network": "float16"}), tmp_path)
     result = runner.run()
     assert result.stop_reason is StopReason.completed
     trained = (runner.single.state.params, runner.single.state.opt_state, runner.single.state.normalizer)
     assert {str(leaf.dtype) for leaf in leaves(trained) if leaf.dtype.kind == "f"} == {"float32"}
     assert all(np.isfinite(leaf).all() for leaf in leaves(trained))
     row = result.history[-1]
-    assert row["training/accepted_share"] == 1.0
-    assert ("training/loss_scale" in row) == (network == "float16")
-    program = str(runner.single.setup.ppo.networks.dtype)
-    assert network in program
+    assert row["training/accepted_share"] == 1.0 and "training/loss_scale" in row
+    assert runner.single.setup.ppo.networks.dtype == np.float16
 
 
 def test_signal_while_the_first_seed_opens_ends_the_run_with_its_reason(

@@ -1,6 +1,6 @@
 """Failures that this project was started for: each is shown without guards, and does not happen with guards.
 
-The others: underflow in Adam and wrapping step counters (test_faults.py), overflow of a float16 policy
+The others: underflow in Adam (test_faults.py), wrapping step counters (test_runner.py), overflow of a float16 policy
 (policy/test_policy.py), collapse at a learning rate a thousand times too high (runs/test_recovered_runs.py).
 """
 

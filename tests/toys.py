@@ -272,6 +272,13 @@ def assert_same(ours: Any, theirs: Any) -> None:
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+def assert_close(ours: Any, theirs: Any, rtol: float = 1e-5) -> None:
+    """Requires arrays that differ, leaf by leaf, by a share of their numbers and of the greatest number of the leaf."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * np.max(np.abs(b), initial=1e-2))
+
+
 def finite(tree: Any) -> bool:
     """Whether every number of every array is finite."""
     return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))

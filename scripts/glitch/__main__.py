@@ -17,18 +17,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlstable.config.faults import FaultConfig
 from rlstable.policy import statistics
-from scripts import pages, results, study
+from scripts import faulted, pages, results, study
 from scripts.results import Row
 from scripts.rivals import brax_rival
-from scripts.study import Cell, Run
+from scripts.study import Cell
 from scripts.survival.page import cell
 
-SIDES = {"off": "off", "default": "default", "brax": "Brax PPO"}  # and their titles on the page
+SIDES = {side: title.removeprefix("guards=") for side, title in faulted.SIDES.items()}
 SIZES = (30.0, 1e3, 4e4, 1e6)  # usual rewards
 RATES = (1e-4, 1e-3, 1e-2)  # share of the environment steps
-_QUIET = ("logging=quiet", "devices=1", "checkpoint=off", "eval.num_evals=5", "eval.target_return=null")
+_QUIET = ("checkpoint=off", "eval.num_evals=5")
 
 
 class Task(NamedTuple):
@@ -82,26 +81,10 @@ GLITCHES = {glitch.name: glitch for glitch in _glitches()}
 
 
 def train(task: str, side: str, glitch: Glitch, rate: float, seeds: range) -> Iterator[Row]:
-    """Trains the seeds; a row is one seed, whose return is that of its last policy."""
     value = glitch.value * (TASKS[task].usual if glitch.site == "reward" else 1.0)
-    overrides = [*TASKS[task].overrides, *_QUIET]
-    if side == "brax":  # whose learning rate stays constant
-        fault = FaultConfig(site=glitch.site, value=value, probability=rate) if rate else None
-        for end in brax_rival.train([*overrides, "ppo.learning_rate_schedule=constant"], seeds, fault=fault):
-            yield {"seed": end["seed"], "return": end["return"], "ending": end["stop_reason"]}
-        return
-    fault = (f"fault.site={glitch.site}", f"fault.value={value}", f"fault.probability={rate}") if rate else ()
-    with study.trained([*overrides, f"guards={side}", *fault], seeds) as (runs, _):
-        for run in runs:
-            end = run.result
-            about = {"return": end["last_return"], "ending": end["stop_reason"]}
-            yield {"acted": acted(run), "seed": run.seed, **about}
-
-
-def acted(run: Run) -> list[str]:
-    """The guards that tripped and the limiters that bounded a value, but for gradients, which all recipes here clip."""
-    counts = {name for row in run.metrics for name, value in row.items() if value}
-    return sorted({name.split("/")[1] for name in counts if name.endswith(("/active", "/trips"))} - {"gradient_norm"})
+    fault = {"site": glitch.site, "value": value, "probability": rate} if rate else {}
+    schedule = ("ppo.learning_rate_schedule=constant",) if side == "brax" else ()  # Brax has no falling rate
+    return faulted.train([*TASKS[task].overrides, *_QUIET, *schedule], side, fault, seeds)
 
 
 def shown(rows: Sequence[Row], task: str, side: str, glitch: str, rate: float) -> str:
@@ -145,7 +128,7 @@ def write_page(rows: Sequence[Row], out: Path) -> None:
         "guards and limiters that acted",
     )  # fmt: skip
     lines += [*pages.table(header, clean), ""]
-    pages.fill(out.with_name("survival.md"), {"glitches": "\n".join([*lines, pages.machine()])})
+    pages.fill(out.with_name("survival.md"), {"glitches": "\n".join(lines).rstrip()})
 
 
 def cells(asked: Namespace) -> Iterator[Cell]:

@@ -19,7 +19,7 @@ import optax
 from flax.training.dynamic_scale import DynamicScale
 
 from rlstable.guards import guarded
-from scripts import pages
+from scripts import pages, results
 from scripts.process import ROOT, python_of
 
 STEPS, RATE, PAIRS = 600, 1e-2, 30
@@ -114,7 +114,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows.append([f"`{name}`", *survived, "" if name == "optax.adam" else cost(name, 180)])
         print(*rows[-1], flush=True)
     table = pages.table(("optimizer", *FAULTS, "microseconds more, of adam's"), rows)
-    pages.fill(asked.page, {"survivors": "\n".join([*table, "", pages.machine()]), "rejax": in_rejax()})
+    versions = ", ".join(f"{name} {version}" for name, version in results.versions().items())
+    machine = f"{versions}, on {jax.devices()[0].device_kind}."
+    pages.fill(asked.page, {"survivors": "\n".join([*table, "", machine]), "rejax": in_rejax()})
 
 
 if __name__ == "__main__":

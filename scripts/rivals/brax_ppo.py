@@ -8,19 +8,13 @@ per epoch.
 """
 
 import contextlib
-import functools
-import inspect
 import json
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import jax
 from brax import envs
-from brax.training.agents.ppo import networks as ppo_networks
-from brax.training.agents.ppo import train as ppo
-from replicated import device_put_replicated
+from brax_trainer import train
 from rival_log import Reached, write_line
 
 
@@ -30,20 +24,15 @@ def main(settings: dict[str, Any], path: Path) -> None:
     threshold = settings["threshold"]
 
     def progress(step: int, metrics: dict[str, Any]) -> None:
-        """Writes a line; `ppo.train` calls this function after every epoch and evaluation."""
+        """Writes a line; Brax calls this function after every epoch and evaluation."""
         value = metrics.get("eval/episode_reward")
         shown = None if value is None else float(value)
         write_line(lines, step=int(step), value=shown, evaluating=float(metrics.get("eval/epoch_eval_time", 0.0)))
         if value is not None and threshold is not None and value >= threshold:
             raise Reached
 
-    known = inspect.signature(ppo.train).parameters
-    train = {name: value for name, value in settings["train"].items() if name in known}
-    factory = functools.partial(ppo_networks.make_ppo_networks, **settings["networks"])
-    lost = not hasattr(jax, "device_put_replicated")
-    back = mock.patch.object(jax, "device_put_replicated", device_put_replicated, create=True)
-    with path.open("w", buffering=1) as lines, contextlib.suppress(Reached), back if lost else contextlib.nullcontext():
-        ppo.train(env, network_factory=factory, progress_fn=progress, **train)
+    with path.open("w", buffering=1) as lines, contextlib.suppress(Reached):
+        train(env, settings, progress_fn=progress)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,17 @@
 """Trains Brax's own PPO on an environment with a fault, and evaluates the policy without the fault.
 
-The trainer is `brax.training.agents.ppo.train.train` as published. While it runs, JAX has back one function that newer
-versions dropped. Nothing else is changed.
+The trainer is `brax.training.agents.ppo.train.train` as published.
 """
 
-import functools
-import inspect
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from brax.envs.base import Env, State, Wrapper
-from brax.training.agents.ppo import networks as ppo_networks
-from brax.training.agents.ppo import train as ppo
 
 from rlstable.cli.compose import compose
 from rlstable.compilation.xla import disable_async_dispatch
@@ -32,7 +25,7 @@ from rlstable.faults.injection import Injection, as_data
 from rlstable.guards.env import Quarantine
 from scripts.bench.leg import brax_settings
 from scripts.results import Row
-from scripts.rivals.replicated import device_put_replicated
+from scripts.rivals import brax_trainer
 
 EVALUATION_SEED = 2**31 - 1  # the same first states for all policies
 CACHE = Path(__file__).resolve().parents[2] / ".jax_cache"
@@ -91,15 +84,13 @@ def train(
     env, steps = load_env(config.env), config.ppo.rows * config.ppo.unroll_length // config.ppo.num_envs
     trained_on = env if fault is None else FaultyBraxEnv(env, fault, steps)
     for seed in seeds:
-        started = time.perf_counter()
         error, saved = _train(trained_on, env, brax_settings(config, seed), evaluations)
         if not saved and fault is None:
             raise ConfigError(f"Brax's PPO: {error}")
         returns = _returns(env, saved, episodes, config.env.episode_length)
         yield {
             "seed": seed, "steps": [own.step for own in saved], "returns": returns,
-            "return": returns[-1] if returns else None, "finite": bool(saved) and all_finite(saved[-1].params),
-            "stop_reason": error or "completed", "seconds": round(time.perf_counter() - started, 1),
+            "return": returns[-1] if returns else None, "stop_reason": error or "completed",
         }  # fmt: skip
 
 
@@ -115,17 +106,12 @@ def _train(env: Env, healthy: Env, settings: Mapping[str, Any], evaluations: int
         if step > 0:
             saved.append(Saved(step, make_policy, jax.device_get(params)))
 
-    known = inspect.signature(ppo.train).parameters
-    arguments = {name: value for name, value in settings["train"].items() if name in known} | {
-        "max_devices_per_host": 1, "num_evals": evaluations + 1 if evaluations else 0, "run_evals": False,
-        "network_factory": functools.partial(ppo_networks.make_ppo_networks, **settings["networks"]),
-    }  # fmt: skip
-    with mock.patch.object(jax, "device_put_replicated", device_put_replicated, create=True):
-        try:
-            ppo.train(env, eval_env=healthy, policy_params_fn=keep, **arguments)
-        except Exception as raised:
-            where = traceback.extract_tb(raised.__traceback__)[-1].name
-            return f"{type(raised).__name__} in {where}: {' '.join(str(raised).split())}"[:300], saved
+    own = {"max_devices_per_host": 1, "num_evals": evaluations + 1 if evaluations else 0, "run_evals": False}
+    try:
+        brax_trainer.train(env, settings, eval_env=healthy, policy_params_fn=keep, **own)
+    except Exception as raised:
+        where = traceback.extract_tb(raised.__traceback__)[-1].name
+        return f"{type(raised).__name__} in {where}: {' '.join(str(raised).split())}"[:300], saved
     return None, saved
 
 
@@ -146,10 +132,6 @@ def mean_return(episodes: Episodes) -> float | None:
     returns = episodes.metrics["reward"]
     kept = (episodes.aborted == 0) & np.isfinite(returns)
     return float(returns[kept].mean()) if kept.any() else None
-
-
-def all_finite(tree: Any) -> bool:
-    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
 
 
 def keep_compiled_programs(folder: Path = CACHE) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from rlstable.policy.statistics import Estimate, estimate, interquartile_mean
 from scripts import pages
@@ -205,23 +206,24 @@ def draw(by: Rows, names: Sequence[str], path: Path) -> None:
     """Draws a panel per task: the seeds of off and default as thin lines, their medians as thick ones."""
     columns = min(4, len(names))
     lines = -(-len(names) // columns)
-    layout = {"nrows": lines, "ncols": columns, "figsize": (3.2 * columns, 2.3 * lines), "squeeze": False}
-    with pages.picture(path, dpi=110, tight=False, **layout) as (figure, grid):
-        for axes in grid.flat[len(names) :]:
-            axes.set_visible(False)
-        for axes, name in zip(grid.flat, names, strict=False):
-            for side, colour in (("off", "tab:red"), ("default", "tab:blue")):
-                if rows := by.get((name, side), []):
-                    _draw_side(axes, rows, colour, TITLES[side])
-            axes.set_title(name, fontsize=9)
-            axes.tick_params(labelsize=7, which="both")
-            axes.spines[["top", "right"]].set_visible(False)
-        for axes in grid[:, 0]:
-            axes.set_ylabel("return", fontsize=8)
-        for axes in grid[-1]:
-            axes.set_xlabel("thousand steps", fontsize=8)
-        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="upper center", ncols=2, fontsize=9, frameon=False)
-        figure.tight_layout(rect=(0, 0, 1, 0.96 if lines > 1 else 0.9))
+    figure = Figure(figsize=(3.2 * columns, 2.3 * lines))
+    grid = figure.subplots(lines, columns, squeeze=False)
+    for axes in grid.flat[len(names) :]:
+        axes.set_visible(False)
+    for axes, name in zip(grid.flat, names, strict=False):
+        for side, colour in (("off", "tab:red"), ("default", "tab:blue")):
+            if rows := by.get((name, side), []):
+                _draw_side(axes, rows, colour, TITLES[side])
+        axes.set_title(name, fontsize=9)
+        axes.tick_params(labelsize=7, which="both")
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("return", fontsize=8)
+    for axes in grid[-1]:
+        axes.set_xlabel("thousand steps", fontsize=8)
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="upper center", ncols=2, fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.96 if lines > 1 else 0.9))
+    figure.savefig(path, dpi=110)
 
 
 def _draw_side(axes: Any, rows: Sequence[Row], colour: str, label: str) -> None:

@@ -89,10 +89,8 @@ class Late:
 
 
 class LatePointMass(Late):
-    """A `PointMass` with an element of the observation that begins to vary after 1,000 steps of each environment."""
-
-    def __init__(self) -> None:
-        super().__init__(PointMass(), 1000)
+    def __init__(self, begins: int = 1000):
+        super().__init__(PointMass(), begins)
 
 
 @dataclasses.dataclass(frozen=True)

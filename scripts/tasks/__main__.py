@@ -19,7 +19,6 @@ import importlib.util
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import distribution
@@ -30,8 +29,8 @@ import yaml
 
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
-from scripts import results, study
-from scripts.process import ROOT, environment, last_line
+from scripts import process, results, study
+from scripts.process import ROOT
 from scripts.results import Row
 from scripts.study import Cell, Run
 from scripts.tasks import learn, page
@@ -98,22 +97,16 @@ def train(overrides: Sequence[str], seeds: range, kept: Path | None = None) -> I
             raise ConfigError("a seed ended before its first evaluation")
         yield from rows
         if kept is not None:
-            order = sorted(range(len(rows)), key=lambda index: page.curve(rows[index])[-1])
+            order = sorted(range(len(rows)), key=lambda index: page.returns_of(rows[index])[-1])
             shutil.rmtree(kept, ignore_errors=True)
-            try:
-                shutil.copytree(runs[order[len(order) // 2]].folder, kept)
-            except OSError as error:
-                raise ConfigError(f"{kept} is not kept: {error}") from error
+            shutil.copytree(runs[order[len(order) // 2]].folder, kept)
 
 
 def draw(name: str) -> None:
     """Draws the film of a task whose run folder is kept."""
     kept, film = RUNS / _file(name), GALLERY / f"{_file(name)}.webp"
     if kept.exists():
-        command = [sys.executable, "-m", "scripts.films", str(kept), str(film)]
-        done = subprocess.run(command, cwd=ROOT, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True)
-        if done.returncode:
-            print(f"tasks: no film of {name}: {last_line(done.stderr)}", file=sys.stderr, flush=True)
+        process.run("scripts.films", str(kept), str(film))
 
 
 def _file(name: str) -> str:
@@ -142,16 +135,15 @@ def _looked_again(row: Row, folder: Path) -> Row:
     """
     if not row["returns"] or not page.lost([row]):
         return row
-    command = [sys.executable, "-m", "rlstable.evaluate", f"run={folder}", f"episodes={EPISODES}", "--json"]
-    env = environment(PYTHONPATH=str(ROOT))
     found = {}
     for name, which in {"handed_over": "best", "last_again": "latest"}.items():
-        done = subprocess.run([*command, f"which={which}"], env=env, capture_output=True, text=True)
-        returned = None if done.returncode else json.loads(done.stdout)["return"]  # None if no episode counts
-        if returned is None:
-            print(f"tasks: a fall is not confirmed: {last_line(done.stderr)}", file=sys.stderr, flush=True)
+        words = (f"run={folder}", f"episodes={EPISODES}", f"which={which}", "--json")
+        try:
+            said = process.run("rlstable.evaluate", *words).output
+            found[name] = json.loads(said[said.index("{") : said.rindex("}") + 1])["return"]["mean"]["value"]
+        except (ConfigError, TypeError) as error:  # the latter if no episode counts
+            print(f"tasks: a fall is not confirmed: {error}", file=sys.stderr, flush=True)
             return row
-        found[name] = returned["mean"]["value"]
     return {**row, **found}
 
 
@@ -175,6 +167,10 @@ def _train_and_draw(name: str, command: Sequence[str], seeds: range) -> Iterator
 
 def write_pages(rows: Sequence[Row], out: Path) -> None:
     page.write(rows, tasks(), out.with_suffix(".md"), [name for name in tasks() if stale(rows, name)])
+    write_gallery(rows, out)
+
+
+def write_gallery(rows: Sequence[Row], out: Path) -> None:
     films = {name: f"gallery/{_file(name)}.webp" for name in tasks() if (GALLERY / f"{_file(name)}.webp").exists()}
     page.write_gallery(rows, films, out.with_name("gallery.md"))
 
@@ -185,18 +181,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--learn", action="store_true", help="train the tasks of learn.yaml, into docs/learn.jsonl")
     parser.add_argument("--short", action="store_true", help="with --learn: only the quick tasks")
     asked = parser.parse_args(argv)
-    try:
-        if asked.learn:
-            sys.exit(learn.main(asked.short, train, results.provenance(), asked.out.with_name("learn.jsonl")))
-        if importlib.util.find_spec("mujoco_playground") is None:
-            raise ConfigError("needs MuJoCo Playground for the marks of its page; use make tasks")
-        names = asked.only or tasks()
-        for name in names if asked.films else ():
-            draw(name)
-        wanted = () if asked.films else cells(names, asked.seeds)
-        study.run(asked, wanted, write_pages)
-    except ConfigError as error:
-        sys.exit(f"tasks: {error}")
+    if asked.learn:
+        sys.exit(learn.main(asked.short, train, results.provenance(), asked.out.with_name("learn.jsonl")))
+    if importlib.util.find_spec("mujoco_playground") is None:
+        sys.exit("tasks: needs MuJoCo Playground for the marks of its page; use make tasks")
+    names = asked.only or tasks()
+    for name in names if asked.films else ():
+        draw(name)
+    study.run(asked, () if asked.films else cells(names, asked.seeds), write_pages)
 
 
 if __name__ == "__main__":

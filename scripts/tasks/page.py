@@ -9,11 +9,11 @@ import numpy as np
 from rlstable.policy.statistics import estimate, interquartile_mean
 from scripts import pages
 from scripts.results import Row
+from scripts.stability.page import KEPT, returns_of
 
 if TYPE_CHECKING:
     from scripts.tasks.__main__ import Task
 
-KEPT = 0.8
 ENOUGH = 0.9  # share of a public record
 _BARS = "▁▂▃▄▅▆▇█"
 _FILMS = 3  # in a row of the gallery
@@ -31,12 +31,6 @@ def latest(rows: Sequence[Row], name: str) -> list[Row]:
     own = [row for row in rows if row["task"] == name]
     found = {row["seed"]: row for row in own if row["recipe"] == own[-1]["recipe"]}
     return [found[seed] for seed in sorted(found)]
-
-
-def curve(row: Row) -> np.ndarray:
-    """Returns a seed's evaluations; an evaluation without a finite return counts as the lowest one."""
-    values = np.array([np.nan if value is None else value for value in row["returns"]], float)
-    return np.where(np.isfinite(values), values, np.nanmin(values))
 
 
 def kept(returns: np.ndarray, best: float | None = None) -> np.ndarray:
@@ -86,8 +80,8 @@ def lost(own: Sequence[Row]) -> int:
     highest of 20 evaluations is partly luck, so more seeds end below `KEPT` of it.
     """
     found = 0
-    for row, idle in zip(own, stuck([curve(row) for row in own]), strict=True):
-        values, again = curve(row), row.get("last_again")
+    for row, idle in zip(own, stuck([returns_of(row) for row in own]), strict=True):
+        values, again = returns_of(row), row.get("last_again")
         values[-1] = values[-1] if again is None else again
         found += not idle and kept(values, row["handed_over"])[-1] < KEPT
     return found
@@ -95,7 +89,7 @@ def lost(own: Sequence[Row]) -> int:
 
 def line(rows: Sequence[Row], name: str, task: "Task", stale: bool = False) -> list[str]:
     own = latest(rows, name)
-    curves = [curve(row) for row in own]
+    curves = [returns_of(row) for row in own]
     last = estimate([values[-1] for values in curves], interquartile_mean)
     given = interquartile_mean([row["handed_over"] for row in own])
     ended, ever = falls(curves)
@@ -129,7 +123,7 @@ def write_gallery(rows: Sequence[Row], films: Mapping[str, str], path: Path) -> 
     cells = []
     for name, film in films.items():
         task, own = name.split(":")[1], latest(rows, name)
-        last = interquartile_mean([curve(row)[-1] for row in own])
+        last = interquartile_mean([returns_of(row)[-1] for row in own])
         steps, spent = max(row["steps"][-1] for row in own) / 1e6, minutes(own)
         about = f"{task}: {_text(last)}, {steps:.2g} million steps, {spent:.1f} minutes of one core"
         cells.append(f"![{task}]({film})<br>{about}")
@@ -159,7 +153,7 @@ def write(rows: Sequence[Row], tasks: Mapping[str, "Task"], path: Path, stale: C
 
 
 def _answer(trained: Mapping[str, Sequence[Row]], tasks: Mapping[str, "Task"]) -> str:
-    curves = {name: [curve(row) for row in own] for name, own in trained.items()}
+    curves = {name: [returns_of(row) for row in own] for name, own in trained.items()}
     compared = [
         (estimate([values[-1] for values in curves[name]], interquartile_mean), tasks[name].record)
         for name in trained

@@ -18,8 +18,6 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from jax import export
-from lowering import outside_calls, programs_of_run
 from quick_compile import environment as quick_environment
 from saved import rows
 from toys import mesh, tiny_config
@@ -372,35 +370,6 @@ def test_second_run_traces_nothing_and_computes_the_same(tmp_path: Path, monkeyp
     second = begun(config)
     for other in (first, second):
         jax.tree.map(np.testing.assert_array_equal, usual, other)
-
-
-def test_programs_for_two_devices_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second run traces no training program and computes the same."""
-    monkeypatch.setattr(assemblies, "compiler_of", lambda _, on, __: TraceCache(tmp_path, "origin", on, SINGLE))
-    config = tiny_config()
-
-    def iterated() -> Any:
-        setup = TrainingSetup(config, mesh(2))
-        state = setup.first_state(*KEYS, config.fault)
-        program = setup.compiled(state)
-        state, _ = program(state)
-        return jax.device_get(program(state))  # its own results as arguments
-
-    first = iterated()
-
-    monkeypatch.setattr(PPO, "iteration", refuse)
-    jax.tree.map(np.testing.assert_array_equal, first, iterated())
-
-
-def test_program_of_an_accelerator_can_be_cached() -> None:
-    """It can be saved, read again and lowered without a device."""
-    program = programs_of_run("env=fast")["training 1"]
-    leaves, tree = jax.tree.flatten(program.arguments)
-    flat = jax.jit(lambda *leaves: jax.tree.leaves(program.function(*jax.tree.unflatten(tree, leaves))))
-    saved = export.export(flat, platforms=["cuda"])(*leaves).serialize()
-    again = jax.jit(export.deserialize(saved).call).trace(*leaves)
-    module = again.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
-    assert outside_calls(module) == set()
 
 
 def train(folder: Path, cache: Path, *words: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from hlo import copies_in_loops
 from jax.experimental.compilation_cache import compilation_cache
 from quick_compile import quickly
 from saved import events
@@ -202,6 +203,46 @@ def test_training_state_is_donated() -> None:
     needs = footprint(assembly.compiled(state).executable)
     assert needs.arguments > 2**14
     assert needs.arguments - needs.aliased < 0.02 * needs.arguments
+
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
+_CALLED = re.compile(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_COPY = re.compile(r"= [a-z]+(\d+)\[([\d,]*)\]\S* copy\(")
+
+
+def copies_in_loops(text: str) -> dict[int, list[int]]:
+    """Bytes of every `copy` inside a loop of `compiled.as_text()`, by the number of enclosing loops."""
+    copies: dict[str, list[int]] = collections.defaultdict(list)
+    called: dict[str, set[tuple[str, bool]]] = collections.defaultdict(set)
+    own, entry = "", ""
+    for line in text.splitlines():
+        begins = _COMPUTATION.match(line)
+        if begins:
+            own = begins[1]
+            entry = own if line.startswith("ENTRY") else entry
+            continue
+        names = _CALLED.findall(line) + [
+            name.strip(" %") for group in _BRANCHES.findall(line) for name in group.split(",")
+        ]
+        called[own] |= {(name, f"body=%{name}" in line) for name in names}
+        for bits, shape in _COPY.findall(line):
+            size = int(bits) // 8
+            for length in filter(None, shape.split(",")):
+                size *= int(length)
+            copies[own].append(size)
+    found: dict[int, list[int]] = collections.defaultdict(list)
+    seen: set[tuple[str, int]] = set()
+    todo = [(entry, 0)]
+    while todo:
+        name, depth = todo.pop()
+        if (name, depth) in seen:
+            continue
+        seen.add((name, depth))
+        if depth:
+            found[depth] += copies[name]
+        todo += [(other, depth + is_body) for other, is_body in called[name]]
+    return dict(found)
 
 
 def test_training_loop_copies_no_large_arrays() -> None:

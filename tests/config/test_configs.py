@@ -48,9 +48,12 @@ SECTIONS = {
 }
 # Published recipes, so that no edit changes one unnoticed: google/brax notebooks/training.ipynb at 01ca8caf;
 # for fast brax/training/agents/ppo/train_test.py of brax 0.14.2.
+NUMBERS = (
+    "num_envs", "batch_size", "num_minibatches", "num_updates_per_batch", "unroll_length", "discounting",
+    "reward_scaling", "entropy_cost", "learning_rate",
+)  # fmt: skip
 PUBLISHED = {
-    # num_envs, batch_size, num_minibatches, num_updates_per_batch, unroll_length, discounting,
-    # reward_scaling, entropy_cost, learning_rate, total_steps, action_repeat
+    # those of NUMBERS, total_steps, action_repeat
     "ant": (4096, 2048, 32, 4, 5, 0.97, 10.0, 1e-2, 3e-4, 50_000_000, 1),
     "fast": (64, 64, 8, 4, 5, 0.95, 10.0, 1e-2, 3e-4, 2**15, 1),
     "halfcheetah": (2048, 512, 32, 8, 20, 0.95, 1.0, 1e-3, 3e-4, 50_000_000, 1),
@@ -170,19 +173,8 @@ def test_every_option_composes_and_loads(option: str) -> None:
 def test_recipes_equal_the_published_ones(name: str) -> None:
     config = load(f"env={name}", ANYWHERE, *(["ppo=inverted_pendulum_brax"] if name == "inverted_pendulum" else []))
     ppo = config.ppo
-    assert PUBLISHED[name] == (
-        ppo.num_envs,
-        ppo.batch_size,
-        ppo.num_minibatches,
-        ppo.num_updates_per_batch,
-        ppo.unroll_length,
-        ppo.discounting,
-        ppo.reward_scaling,
-        ppo.entropy_cost,
-        ppo.learning_rate,
-        config.total_steps,
-        config.env.action_repeat,
-    )
+    numbers = [getattr(ppo, number) for number in NUMBERS]
+    assert PUBLISHED[name] == (*numbers, config.total_steps, config.env.action_repeat)
     assert config.env.episode_length == (128 if name == "fast" else 1000)
     assert ppo.normalize_advantage == (name != "fast")
     assert config.network == NetworkConfig(value_obs_key="state")

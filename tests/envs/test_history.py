@@ -13,9 +13,7 @@ import pytest
 from short_runs import trained
 from toys import GUARDS_OFF, PointMass, step_alone, tiny_config
 
-from rlstable.config.run import EnvConfig
 from rlstable.envs.history import HistoryEnv, with_history
-from rlstable.envs.load import load_env
 from rlstable.envs.vector import VectorEnv, pool_of
 from rlstable.guards.env import Quarantine
 from rlstable.policy.saved_run import open_run
@@ -94,25 +92,6 @@ def test_parts_that_are_no_vector_are_not_stacked() -> None:
 def test_history_of_one_leaves_the_environment_as_it_is() -> None:
     env = PointMass()
     assert with_history(env, 1) is env
-
-
-@pytest.mark.parametrize("backend", ["native", pytest.param("mjx", marks=pytest.mark.slow)])
-def test_native_physics_and_mjx_stack_observations(backend: str) -> None:
-    plain, deep = (
-        load_env(EnvConfig(source="import", name="ball:Stick", backend=backend, history=length)) for length in (1, 2)
-    )
-
-    def two_steps(env: Any, key: jax.Array) -> Any:
-        first = env.reset(key)
-        action = jnp.ones(env.action_size)
-        second = env.step(first, action)
-        return first.obs, second.obs, env.step(second, action).obs
-
-    with jax.default_matmul_precision("highest"):
-        one, two, three = jax.jit(lambda key: two_steps(plain, key))(jax.random.PRNGKey(0))
-        stacks = jax.jit(lambda key: two_steps(deep, key))(jax.random.PRNGKey(0))
-    for stack, pair in zip(stacks, ((one, one), (one, two), (two, three)), strict=True):
-        np.testing.assert_allclose(stack, np.concatenate(pair), atol=1e-6)
 
 
 def test_policy_of_a_run_states_its_history(tmp_path: Path) -> None:

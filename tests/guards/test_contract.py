@@ -452,19 +452,6 @@ def test_disabled_guard_is_absent_from_its_site(name):
     assert by_name(config).keys() == GUARDS.keys() - {name}
 
 
-def test_disabled_guards_trace_no_operation():
-    off = GuardsConfig(**{name: {"enabled": False} for name in SWITCHES})
-    for site, context in zip(SITES, (env_context, batch_context, update_context, state_context), strict=True):
-        guards = guards_of(off, PPOConfig(), {})[site]
-        assert guards == {}
-
-        def judged(ctx: Any, guards: Any = guards) -> Any:
-            verdict = fold(guards, ctx, {})
-            return select(verdict.ok, verdict.value, ctx.value), verdict.state
-
-        assert jax.make_jaxpr(judged)(context(0)).eqns == []
-
-
 @EACH
 def test_healthy_values_pass_every_guard_unchanged(name):
     """Bit for bit, time after time."""

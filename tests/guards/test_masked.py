@@ -89,20 +89,6 @@ def test_reductions_without_a_valid_sample_are_zero(devices):
 # --- no mask
 
 
-def operations(function: Any, *args: Any, devices: int = 2) -> list[str]:
-    """The primitives of a program, traced for a number of devices."""
-    traced = jax.make_jaxpr(function, axis_env=[(sharding.AXIS, devices)])(*args)
-
-    def walk(jaxpr: Any) -> list[str]:
-        found = []
-        for equation in jaxpr.eqns:
-            inner = [p for p in equation.params.values() if hasattr(p, "jaxpr")]
-            found += [name for p in inner for name in walk(p.jaxpr)] if inner else [equation.primitive.name]
-        return found
-
-    return walk(traced.jaxpr)
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 def test_shares_of_parts_are_those_over_all_devices(devices):
     """Every device has its own rows in each part."""
@@ -114,24 +100,3 @@ def test_shares_of_parts_are_those_over_all_devices(devices):
     own = [rows[parts].mean((1, 2)) for rows in np.split(valid, devices)]
     np.testing.assert_allclose(program(valid), np.mean(own, axis=0), rtol=1e-6)
     assert masked.shares(None, parts) is None
-
-
-def test_reductions_without_a_mask_trace_the_plain_operations():
-    x = jnp.array(sample())
-    assert masked.share(None) is None
-    assert operations(lambda y: masked.mean(y, None, None), x) == operations(jnp.mean, x)
-    assert masked.mean(x, None, None) == jnp.mean(x)
-    for ours, plain in (
-        (lambda y: masked.minimum(y, None), lambda y: jax.lax.pmin(jnp.min(y), "data")),
-        (lambda y: masked.maximum(y, None), lambda y: jax.lax.pmax(jnp.max(y), "data")),
-    ):
-        assert operations(ours, x) == operations(plain, x)
-
-    def plain_mean_and_std(y: jax.Array) -> Any:
-        center = jax.lax.pmean(jnp.mean(y), "data")
-        return center, jnp.sqrt(jax.lax.pmean(jnp.mean(jnp.square(y - center)), "data"))
-
-    assert operations(lambda y: masked.mean_and_std(y, None, None), x) == operations(plain_mean_and_std, x)
-    assert operations(lambda y: masked.minimum(y, None), x, devices=1) == ["reduce_min"]
-    tree = {"x": x}
-    assert masked.zero_invalid(tree, None) is tree and masked.zero_invalid_nonfinite(tree, None) is tree

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +10,8 @@ import pytest
 
 pytest.importorskip("mujoco_playground")
 
-from commands import ROOT, SIZES, exit_code
-from quick_compile import environment as quick_environment
-from saved import events, rows
+from commands import SIZES, exit_code
+from saved import events
 
 import rlstable
 from rlstable.evaluate import main as evaluate
@@ -64,20 +60,3 @@ def test_evaluate_and_report_read_the_run(folder: Path, capsys: pytest.CaptureFi
 def test_resumed_run_goes_on_with_the_same_task(result: Result) -> None:
     again = rlstable.fit(resume=str(result.run_dir), total_steps=192)
     assert (again.stop_reason, again.step) == (StopReason.completed, 192)
-
-
-def train(folder: Path, cache: Path) -> None:
-    environment = os.environ | quick_environment() | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
-    del environment["JAX_COMPILATION_CACHE_DIR"]
-    words = ["env=playground", f"env.name={TASK}", *TINY, f"hydra.run.dir={folder}"]
-    subprocess.run([sys.executable, "-m", "rlstable.train", *words], env=environment, check=True, timeout=400)
-
-
-def test_second_start_traces_nothing(tmp_path: Path) -> None:
-    """The second process reads only the files of the first."""
-    written = []
-    for name in ("first", "second"):
-        train(tmp_path / name, tmp_path)
-        written.append({path.name: path.read_bytes() for path in tmp_path.rglob("traced-*/*")})
-    assert len(written[0]) == 4 and written[0] == written[1]
-    assert rows(tmp_path / "first") == rows(tmp_path / "second") != []

@@ -184,12 +184,6 @@ def test_float16_overflow_of_a_policy_gives_the_safe_action() -> None:
     np.testing.assert_array_equal(overflowing("float16", (1.0, -1.0)).act(ones), np.zeros(2))
 
 
-def test_overflow_hidden_by_tanh_gives_the_safe_action() -> None:
-    policy = overflowing("float16", (-1.0, -1.0), safe_action=SAFE)
-    np.testing.assert_array_equal(unguarded(policy, np.ones(4, np.float32)), np.full(2, -1.0))
-    np.testing.assert_array_equal(policy.act(np.ones(4)), SAFE)
-
-
 @BAD
 @pytest.mark.parametrize("limit", [None, 5.0])
 def test_bad_observation_in_a_batch_gives_the_safe_action_in_its_row(bad: float, limit: float | None) -> None:
@@ -298,11 +292,3 @@ def test_loaded_policy_keeps_the_precision_of_its_training(tmp_path: Path, dtype
         assert product.params["precision"] == expected
     assert policy.act(HEALTHY).dtype == jnp.float32
     np.testing.assert_array_equal(bits(policy.act(HEALTHY)), bits(unguarded(original, HEALTHY)))
-
-
-def test_load_policy_accepts_a_safe_action(tmp_path: Path) -> None:
-    folder = saved(tmp_path, overflowing("float16", (1.0, -1.0)))
-    np.testing.assert_array_equal(load_policy(folder).act(np.ones(4)), np.zeros(2))
-    np.testing.assert_array_equal(load_policy(folder, safe_action=SAFE).act(np.ones(4)), SAFE)
-    with pytest.raises(ValueError, match=r"safe_action: .* a tuple of 2 finite numbers"):
-        load_policy(folder, "latest", safe_action=(1.0,))

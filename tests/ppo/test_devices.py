@@ -6,7 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import PointMass, assemble, compiled, equations, experience, mesh, minibatch_of, placed, tiny_config
+from toys import (
+    PointMass,
+    assemble,
+    assert_close,
+    compiled,
+    equations,
+    experience,
+    mesh,
+    minibatch_of,
+    placed,
+    tiny_config,
+)
 
 from rlstable.device import sharding
 from rlstable.envs.vector import VectorEnv
@@ -56,12 +67,6 @@ def gradients(settings):
     return ppo, call
 
 
-def close(ours, theirs):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * max(1e-2, np.max(np.abs(b)))), ours, theirs
-    )
-
-
 @pytest.mark.parametrize("masking", [False, True])
 def test_gradient_on_eight_devices_equals_that_on_one(gradients, masking):
     """With a mask that is uneven over the devices, too."""
@@ -73,8 +78,8 @@ def test_gradient_on_eight_devices_equals_that_on_one(gradients, masking):
         valid[1:, 2:4] = False  # and the second hardly anything
         data = data._replace(valid=jnp.array(valid), truncation=jnp.where(valid, data.truncation, 1.0))
     (one, metrics), (many, metrics_of_many) = (gradient(n, params, statistics, data, noise) for n in (1, DEVICES))
-    close(many, one)
-    close(metrics_of_many, metrics)
+    assert_close(many, one)
+    assert_close(metrics_of_many, metrics)
     assert max(np.max(np.abs(x)) for x in jax.tree.leaves(one)) > 0.1
     if masking:
         assert metrics["training/policy_dist_max_std"] < np.inf

@@ -11,7 +11,7 @@ from brax.training.acme import running_statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from toys import mesh, tiny_config
+from toys import assert_close, mesh, tiny_config
 
 from rlstable.device import sharding
 from rlstable.device.counter import WideCounter
@@ -69,21 +69,12 @@ def test_normalizer_equals_brax_over_several_updates(mode):
     for index, batch in enumerate(data):
         ours, theirs = updating(**MODES[mode])(ours, batch, None), step(theirs, batch)
         for name in ("mean", "std"):
-            jax.tree.map(
-                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-                getattr(ours, name),
-                getattr(theirs, name),
-            )
+            assert_close(getattr(ours, name), getattr(theirs, name))
         assert int(ours.count) == int(theirs.count.lo) == (index + 1) * ROWS * T
         if mode == "ema, until" and index >= 2:
             frozen = ours.mean if frozen is None else frozen
             jax.tree.map(np.testing.assert_array_equal, ours.mean, frozen)
-    normalized = normalizer.normalize(data[0], ours)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-        normalized,
-        running_statistics.normalize(data[0], theirs),
-    )
+    assert_close(normalizer.normalize(data[0], ours), running_statistics.normalize(data[0], theirs))
 
 
 numbers = hnp.arrays(np.float32, (3, ROWS, T, SIZE), elements=st.floats(-100, 100, width=32))

@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_mirror_image import MIRROR, Collecting, collected, ppo
-from toys import NamedPointMass, assemble, compiled, experience, minibatch_of, on_one_device, placed, tiny_config
+from toys import (
+    NamedPointMass,
+    assemble,
+    assert_close,
+    compiled,
+    experience,
+    minibatch_of,
+    on_one_device,
+    placed,
+    tiny_config,
+)
 
 from rlstable.config import ConfigError
 from rlstable.device.counter import WideCounter
@@ -91,17 +101,13 @@ def gradient(weight: float, practice: bool, parts: int = 1, poison: float = 0.0)
     return result
 
 
-def close(ours: Any, theirs: Any) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), ours, theirs)
-
-
 def test_gradient_of_a_lesson_is_masked_accumulated_and_added_to_that_of_ppo() -> None:
     both, imitating, ppo_alone = gradient(1.0, True), gradient(1.0, False), gradient(0.0, True)
     jax.tree.map(np.testing.assert_array_equal, gradient(1.0, True, poison=np.nan), both)
-    close(gradient(1.0, True, parts=4)[0], both[0])
+    assert_close(gradient(1.0, True, parts=4)[0], both[0])
     value = gradient(0.0, False)[0]  # the critic always learns
     assert all(float(jnp.abs(x).max()) == 0.0 for x in jax.tree.leaves(value["policy"]))
-    close(both[0], jax.tree.map(lambda a, b, c: a + b - c, imitating[0], ppo_alone[0], value))
+    assert_close(both[0], jax.tree.map(lambda a, b, c: a + b - c, imitating[0], ppo_alone[0], value))
     assert float(imitating[1]["training/policy_loss"]) == float(imitating[1]["training/entropy_loss"]) == 0.0
 
 

@@ -13,12 +13,8 @@ from short_runs import short_config
 
 from rlstable import load_policy
 from rlstable.config import Config
-from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.run_folder import best_seed, read_result
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
-from rlstable.policy.saved_run import open_run
-from rlstable.report.page import page
-from rlstable.report.run_record import read_record
 from rlstable.runner import after_iteration, programs
 from rlstable.runner.evaluation import confirm
 from rlstable.runner.loop import TrainingLoop
@@ -137,19 +133,6 @@ def test_confirmed_policy_is_the_best_of_the_candidates(run: Lucky) -> None:
     assert (read_result(result.run_dir) or {})["confirmed_return"] == max(returns)  # type: ignore[type-var]
 
 
-def test_reports_and_commands_say_that_the_best_is_confirmed(run: Lucky, tmp_path: Path) -> None:
-    folder = run[0].run_dir
-    value = (read_result(folder) or {})["confirmed_return"]
-    assert load_policy(folder).host["confirmed_return"] == value
-    assert "confirmed_return" not in load_policy(folder, 3).host
-    assert open_run(folder).checkpoint.endswith(", the confirmed best")
-    assert open_run(folder, 3).checkpoint == "checkpoint of iteration 3, step 192"
-    text = page([read_record(folder)])
-    assert f"<dt>return</dt><dd>{value:,.1f}</dd>" in text
-    assert f"<dt>best evaluation</dt><dd>{LUCKY:,.1f}</dd>" in text
-    assert read_record(folder).result == read_result(folder)
-
-
 def test_load_policy_chooses_by_evaluation_once_the_record_or_its_checkpoint_is_gone(
     run: Lucky, tmp_path: Path
 ) -> None:
@@ -266,12 +249,3 @@ def test_seeds_are_confirmed_together_in_full_batches(tmp_path: Path, monkeypatc
     assert best_seed(tmp_path) == max(found, key=lambda folder: found[folder])
     whole = read_result(tmp_path) or {}
     assert whole["confirmed_return"] == pytest.approx(sum(found.values()) / 2)
-
-
-def test_best_ranks_checkpoints_by_score_and_the_later_of_equals_first(tmp_path: Path) -> None:
-    with Checkpoints(tmp_path, learning().checkpoint) as checkpoints:
-        for iteration, score in enumerate([2.0, 5.0, None, 5.0]):
-            checkpoints.save(iteration, {"x": np.ones(2)}, {"y": np.ones(2)}, {}, score=score)
-        assert checkpoints.ranked() == [(3, 5.0), (1, 5.0), (0, 2.0)]
-        assert checkpoints.best() == 3
-        assert (checkpoints.host_data(3), checkpoints.host_data(9)) == ({}, None)

@@ -17,7 +17,6 @@ from toys import assert_same, tiny_config
 
 from rlstable import load_policy
 from rlstable.config import Config, ConfigError
-from rlstable.device.precision import Level
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import read_result
 from rlstable.listeners import listeners_of
@@ -30,7 +29,7 @@ from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.seed import Seed
 from rlstable.runner.seeds import Result, over_seeds
 from rlstable.runner.setup import Program, TrainingSetup
-from rlstable.runner.summary import fields_of, finish_seed
+from rlstable.runner.summary import fields_of
 from rlstable.supervise.memory import MemoryPlan
 from rlstable.supervise.stop_reasons import StopReason
 
@@ -283,17 +282,6 @@ def test_folder_of_a_fleet_is_used_by_one_process(healthy: Trained, tmp_path: Pa
             TrainingLoop(together(**others), healthy[1].run_dir)
 
 
-def test_fleet_whose_seeds_have_all_ended_trains_nothing_on_resume(struck: Trained, tmp_path: Path) -> None:
-    """A rollback left one seed with more rows than its step count says."""
-    _, result = struck
-    shutil.copytree(result.run_dir, tmp_path / "run")
-    again = TrainingLoop(together(fault=storm(), resume=str(tmp_path / "run")), tmp_path / "run").run()
-    assert again.stop_reason is StopReason.completed
-    assert [own.step for own in again.seeds] == [10 * ITERATION] * 3
-    for ours, theirs in zip(again.seeds, result.seeds, strict=True):
-        assert rows(ours.run_dir) == rows(theirs.run_dir)
-
-
 def test_seed_with_an_older_checkpoint_catches_up_first(healthy: Trained, tmp_path: Path) -> None:
     """As after a kill: the last checkpoint of seed 1 is of its fifth iteration, the others are at their eighth."""
     _, whole = healthy
@@ -367,22 +355,6 @@ def test_resume_that_leaves_out_a_seed_is_an_error(healthy: Trained, tmp_path: P
             TrainingLoop(together(resume="auto", **others), tmp_path / "run")
     assert (tmp_path / "run" / "config.yaml").read_text() == left
     assert not (tmp_path / "run" / "seed-40").exists()
-
-
-@pytest.mark.slow
-def test_seed_at_another_precision_ends_and_the_others_continue(tmp_path: Path) -> None:
-    """Seed 1 was resumed alone, changed its precision and was interrupted."""
-    TrainingLoop(together(), tmp_path, lambda step, _: step == 3 * ITERATION).run()
-    config = together(ladder={"enabled": True}).of_seed(1, "alone").model_copy(update={"resume": "auto"})
-    alone = TrainingLoop(config, tmp_path / "seed-1")
-    alone.programs.__dict__["_levels"] = (Level("default", "float32"), Level("highest", "float32"))
-    alone.single.host.attempts.applied = ["raise_precision"]
-    alone.single.host.attempts.lost_iterations = 1  # no two checkpoints have one number
-    alone.single.saving.save(alone.single.state, None)
-    finish_seed(alone.single, StopReason.interrupted)
-    result = TrainingLoop(together(resume="auto", ladder={"enabled": True}), tmp_path).run()
-    assert endings(result) == ["completed", "needs_own_program", "completed"]
-    assert "resume=" in read_result(tmp_path / "seed-1")["advice"]  # type: ignore[index]
 
 
 def test_fleet_whose_folder_is_replaced_keeps_the_result_in_the_new_one(tmp_path: Path) -> None:

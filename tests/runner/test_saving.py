@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saved import events
 from short_runs import short_config
 from toys import assert_same
 
@@ -95,21 +94,6 @@ def test_clock_of_any_process_asks_all_processes_for_a_checkpoint(monkeypatch: p
         assert request.agreed(0.0) == (agreed, bool(theirs % 2))
     assert request.agreed(11.0, True)[0] is StopReason.interrupted
     assert asked == [0, 0, 0, 0, 3]
-
-
-def test_last_save_that_fails_is_tried_again_when_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin, failed = Checkpoints._begin, []
-
-    def broken(self: Checkpoints, number: int, *args: Any) -> None:
-        if number == LAST and not failed:
-            failed.append(number)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        begin(self, number, *args)
-
-    monkeypatch.setattr(Checkpoints, "_begin", broken)
-    assert TrainingLoop(quick(), tmp_path).run().stop_reason is StopReason.completed
-    assert steps_in(tmp_path / "checkpoints") == [7, 8]
-    assert [event["checkpoint"] for event in events(tmp_path, "checkpoint_saved_again")] == [LAST]
 
 
 def test_checkpoints_of_a_period_are_kept_after_iterations_were_lost(tmp_path: Path) -> None:

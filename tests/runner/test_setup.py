@@ -98,20 +98,6 @@ def test_missing_time_out_is_an_error_before_anything_compiles(monkeypatch: pyte
         assembly.begin()
 
 
-def test_error_of_background_compilation_is_raised_when_the_program_is_requested(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assembly = TrainingSetup(tiny_config(), mesh())
-
-    def refuse(*_: Any) -> Any:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: while compiling")
-
-    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
-    assembly.begin()
-    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
-        assembly.compiled(assembly.shapes())
-
-
 # --- `shared_programs` applies to the rest of this file
 
 

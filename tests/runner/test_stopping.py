@@ -33,6 +33,7 @@ def test_signal_is_answered_with_what_a_second_one_loses() -> None:
     assert output.getvalue() == f"Ctrl-C: the run saves and stops; {second}\n"
 
 
+@pytest.mark.slow
 def test_second_signal_ends_a_long_iteration_at_once_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
     """One iteration of XLA takes many minutes, and no Python handler runs meanwhile."""
     words = [

@@ -380,35 +380,3 @@ def test_advice_names_the_limiter_that_rejected_every_update() -> None:
         "Updates were rejected by limiters/kl (100%). Every update moved the policy further than guards.limiters.kl "
         "allows: divide ppo.learning_rate by 100 or more."
     )
-
-
-@pytest.mark.parametrize("name", ["finite_update", "spike"])
-def test_advice_names_the_guard_that_rejected_most_updates(name: str) -> None:
-    text = advise(
-        StopReason.no_update_accepted,
-        idle_tally({"limiters/kl/active": 0.25}, {name: {"gradient": 3}, "finite_state": {"x": 9}}),
-    )
-    assert f"Updates were rejected by guards/{name} (75%) and limiters/kl (25%)." in text
-    assert "divide ppo.learning_rate by 10" in text.replace("Divide", "divide")
-
-
-def test_advice_names_the_guard_that_ended_the_run_first() -> None:
-    own = idle_tally({}, {"spike": {"spike": 900}, "finite_samples": {"value": 800}, "policy": {"kl": 5}})
-    text = advise(StopReason.policy_diverged, own)
-    assert (
-        "Most active were guards/policy (5 trips, most for kl), guards/spike (900 trips, most for spike). Lower "
-        "ppo.learning_rate, set guards.limiters.kl=0.3 or" in text
-    )
-
-
-@pytest.mark.parametrize(
-    ("cause", "remedy"),
-    [
-        ("std_exploded", "beyond guards.policy.max_std: lower ppo.entropy_cost, guards.limiters.policy_std_max or"),
-        ("std_collapsed", "below guards.policy.min_std or min_entropy: raise ppo.entropy_cost or"),
-        ("saturated", "below guards.policy.min_entropy: lower ppo.learning_rate, and guards.limiters.policy_std_max"),
-    ],
-)
-def test_advice_on_a_diverged_policy_follows_the_quantity_that_left_its_bounds(cause: str, remedy: str) -> None:
-    text = advise(StopReason.policy_diverged, idle_tally({}, {"policy": {cause: 5, "kl": 1}}))
-    assert remedy in text and "guards.limiters.kl" not in text

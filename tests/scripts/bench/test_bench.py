@@ -216,25 +216,3 @@ def test_mistake_or_failing_side_is_one_line(measure: Any, more: str, message: s
     with pytest.raises(SystemExit, match=message):
         measure(960.0, more=more)
     assert not (here / "bench.jsonl").exists()
-
-
-def measured(measure: str, side: str, **more: Any) -> dict[str, Any]:
-    row = {
-        "measure": measure, "task": tasks.FIRST, "side": side, "case": "", "warm": False, "threshold": 950.0,
-        "round": 1, "sitting": "2026-01-02T03:04:05", "device": CPU, "peak_mb": 300.0, "ran": 9.0,
-        "seconds": 8.0, "steps": 100, "evaluating": 1.0, "first": 10.0, "steady_sps": 500.0, "ending": "reached",
-    }  # fmt: skip
-    return row | more
-
-
-def test_readme_needs_every_side_in_one_sitting(tmp_path: Path) -> None:
-    readme, before = tmp_path / "README.md", "# a\n\n<!-- what it costs -->\n\nold\n\n<!-- end of what it costs -->\n"
-    readme.write_text(before)
-    rows = [measured("threshold", side, task="ant") for side in page.LABELS]
-    rows += [measured("threshold", "brax", task="ant", case="published", seconds=7.0)]
-    rows += [measured("threshold", "ours", task="ant", seconds=seconds) for seconds in (5.0, 6.0)]
-    page.write(rows[1:5], tmp_path / "page.md", readme)
-    assert readme.read_text() == before
-    page.write(rows, tmp_path / "page.md", readme)
-    text = readme.read_text()
-    assert "| ant, 950 | 6.00 [5.00, 8.00] | 7.00 | 8.00 | 8.00 |" in text and "old" not in text

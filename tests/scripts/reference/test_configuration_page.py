@@ -36,10 +36,3 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= pages  # all pages are in the menu
     text = (tmp_path / "site" / "nan.html").read_text()
     assert 'src="assets/iframe-worker.js"' in text and 'src="http' not in text  # works from disk
-
-
-def test_page_of_terms_has_every_key_and_every_term():
-    text = reference.terms.page()
-    assert "| `env.task.actions.delay` | Range of control steps" in text
-    assert "| `track_linear_velocity` | 1 at the commanded velocity" in text
-    assert "`width: 0.5` | base, command velocity |" in text

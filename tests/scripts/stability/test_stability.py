@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -73,23 +72,6 @@ def test_over_all_tasks_returns_weigh_seeds_and_improvement_weighs_tasks() -> No
     assert found.last.tolist() == [1.0, 1.0, 1.0, 0.5]
     assert found.improvement is not None and found.improvement[0] == 0.75  # 1 and 0.5
     assert found.names[-1] == "b 0"
-
-
-def test_page_has_the_answer_measured_tasks_and_rewards_of_every_scale(tmp_path: Path) -> None:
-    """The picture is beside the page."""
-    scaled = {f"x{factor:g}": Task((), best=100.0 * factor, scaled=("toy", factor)) for factor in (0.01, 100.0)}
-    known = {"toy": Task(("env=fast",), best=10.0), "never": Task(()), **scaled}
-    rows = [row(side, 0, 8.0, 5.0 if side == "off" else 8.0, task="toy") for side in ("off", "default")]
-    rows[-1]["stop_reason"] = "policy_collapsed"
-    rows += [row("default", 0, 40.0 * own.scaled[1], task=name) for name, own in scaled.items() if own.scaled]
-    page.write(rows, known, tmp_path / "stability.jsonl")
-    text = (tmp_path / "stability.md").read_text()
-    answer = "`guards=default` 0 of 3 (0.0%) at the end, 0 of 3 (0.0%) at any later time; `guards=off` 1 of 1"
-    assert answer in text.split("\n\n")[1]
-    assert "| toy | guards=off |" in text and "| never |" not in text
-    assert "| 0.80 | `policy_collapsed` 1 |" in text
-    assert "| toy | 0.01 | 1 | 0.400 | 0.400 |" in text and "| toy | 100.0 | 1 | 0.400 | 0.400 |" in text
-    assert (tmp_path / "stability.png").read_bytes().startswith(b"\x89PNG")
 
 
 def best_force(obs: jax.Array) -> jax.Array:
