@@ -119,7 +119,8 @@ def train(task: str, side: str, seeds: range) -> Iterator[Row]:
 def row_of(run: Run) -> Row:
     result, collapses = run.result, run.events("return_collapsed")
     left = result.get("last_return", result["return"])
-    about = {"return_collapsed": collapses, "left": left, "stop_reason": result["stop_reason"]}
+    about = {"return_collapsed": collapses, "trips": run.events("guard_tripped"), "left": left}
+    about |= {"stop_reason": result["stop_reason"]}
     return {"seed": run.seed, **run.curve(), **about}
 
 
