@@ -85,16 +85,16 @@ class EnvConfig(Section, at="env"):
     impl: Literal["auto", "jax", "warp"]
     xml: ModelFile | None
     task: TaskConfig | None
-    _kept_xml: str | None = PrivateAttr(None)
+    _copy: str | None = PrivateAttr(None)
 
     @property
-    def kept_xml(self) -> str | None:
-        """The copy of the model in a run folder, which is read in place of `xml`; neither configured nor saved."""
-        return self._kept_xml
+    def model_file(self) -> str:
+        """The file of a robot's model, or its copy in a run folder, which is neither configured nor saved."""
+        return self._copy or self.xml or ""
 
-    def with_kept_xml(self, path: str) -> EnvConfig:
+    def with_model_file(self, path: str) -> EnvConfig:
         copied = self.model_copy()
-        copied._kept_xml = path
+        copied._copy = path
         return copied
 
     @property

@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 
 from rlstable.config import ConfigError
-from rlstable.config.run import EnvConfig
 from rlstable.config.schema import expand_home, first_line
 from rlstable.io.files import below, read_json, read_yaml, require_replaceable, write_atomically
 from rlstable.io.lock import RunLock
@@ -99,6 +98,14 @@ def seed_folders(run_dir: Path) -> list[Path]:
     """The existing seed folders, sorted by seed."""
     folders = [path for path in run_dir.glob(f"{_SEED}*") if re.fullmatch("[0-9]{1,18}", path.name.removeprefix(_SEED))]
     return sorted((path for path in folders if not path.is_symlink()), key=seed_of)
+
+
+def resumed_folders(resume: str | None, run_dir: Path) -> list[Path]:
+    """The folder that a run resumes, and its seed folders; empty for a new run."""
+    if resume is None:
+        return []
+    folder = run_dir if resume == "auto" else Path(resume)
+    return [folder, *seed_folders(folder)]
 
 
 def seed_of(folder: Path) -> int:
@@ -240,12 +247,6 @@ def write_config(run_dir: Path, config: Mapping[str, Any], machine: Mapping[str,
     if machine is not None:  # first, because it shows that the folder is that of a run
         write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
     write_atomically(run_dir / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-
-
-def with_kept_model(env: EnvConfig, run_dir: Path) -> EnvConfig:
-    """The environment of a run, which reads the copy of the robot's model in the run folder, if there is one."""
-    path = run_dir / KEPT_MODEL
-    return env if env.xml is None or not path.is_file() else env.with_kept_xml(str(path))
 
 
 def discard_start(run_dir: Path) -> None:

@@ -11,7 +11,8 @@ from rlstable.compilation.xla import check_flags, disable_async_dispatch
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import expand_home
 from rlstable.device.precision import Level
-from rlstable.io.run_folder import read_settings, require_one_seed, with_kept_model
+from rlstable.io.kept_model import with_kept_model
+from rlstable.io.run_folder import read_settings, require_one_seed
 from rlstable.io.versions import versions
 from rlstable.policy import Policy, load_policy
 

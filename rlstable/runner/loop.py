@@ -21,13 +21,13 @@ from rlstable.device.sharding import fetch
 from rlstable.envs.objects import Environments
 from rlstable.io import store
 from rlstable.io.console import Console
+from rlstable.io.kept_model import resumed_env
 from rlstable.io.run_folder import default_run_dir, forget_result
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
 from rlstable.ppo.guards import MoreGuards
 from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import final_stop_reason, finish_iteration, record_iteration, roll_back_to_plan
 from rlstable.runner.evaluation import CONFIRMED_AT, compare_with_best, confirm, evaluate
-from rlstable.runner.kept_model import taken
 from rlstable.runner.kept_teacher import load_teacher
 from rlstable.runner.listener import Listener, Listeners, Row
 from rlstable.runner.log import Callback
@@ -94,7 +94,7 @@ class TrainingLoop:
         shown = config.logging.console if hosts.is_writer() else "off"
         whole_from = config.ppo.num_envs * config.env.training_length
         self._console = Console(shown, config.total_steps, whole_from=whole_from)
-        env = taken(config.env, config.resume, self.run_dir, self._console.message)
+        env = resumed_env(config.env, config.resume, self.run_dir, self._console.message)
         self.config = config = config.model_copy(update={"env": env})
         self._stop_request = StopRequest(
             self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time

@@ -15,6 +15,7 @@ from rlstable.device.precision import Level
 from rlstable.device.shared import has_shared
 from rlstable.envs.capture import cause_names
 from rlstable.io.console import Console, SeedConsole
+from rlstable.io.kept_model import keep
 from rlstable.io.logbook import Logbook
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import (
@@ -30,7 +31,6 @@ from rlstable.io.run_folder import (
 )
 from rlstable.runner.decision import ReturnCheck
 from rlstable.runner.host_state import HostState, Schedule, SeedKeys
-from rlstable.runner.kept_model import keep
 from rlstable.runner.kept_teacher import keep_teacher
 from rlstable.runner.listener import Listeners
 from rlstable.runner.log import Callback, SeedLog

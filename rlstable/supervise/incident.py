@@ -28,8 +28,8 @@ from rlstable.io.arrays import copy_out
 from rlstable.io.files import one_line, read_json, subfolder, write_atomically
 from rlstable.io.files import read as read_file
 from rlstable.io.jsonl import to_json
+from rlstable.io.kept_model import with_kept_model
 from rlstable.io.printed_commands import command
-from rlstable.io.run_folder import with_kept_model
 from rlstable.ppo.state import Slot
 
 FACTS, _ARRAYS = "incident.json", "arrays.npz"
