@@ -48,6 +48,10 @@ class Ending(NamedTuple):
     process: int  # with the cause; -1 if a process was lost
 
     @property
+    def is_own(self) -> bool:
+        return self.process == index()
+
+    @property
     def advice(self) -> str | None:
         """The message for the user; None in a process that trains alone, which explains its errors itself."""
         return None if _service is None else self.message
@@ -164,6 +168,10 @@ def is_writer() -> bool:
     return index() == 0
 
 
+def of_writer(value: Value, otherwise: Value) -> Value:
+    return value if is_writer() else otherwise
+
+
 def from_writer(name: str, value: Callable[[], Value]) -> Value:
     """Calls a function in the writer only, and returns its result, which is JSON data, in every process.
 
@@ -228,7 +236,7 @@ def _flat(settings: object, path: str = "") -> list[tuple[str, object]]:
 
 
 def announce(stop_reason: str, exit_code: int, message: str, error: BaseException | None = None) -> Ending:
-    """Announces that this process ends the run. Returns the first cause, which another process may have announced.
+    """Announces that this process ends the run. Returns the first cause; that of another process is printed.
 
     An `error` of a collective is not announced: it means that another process has failed or is lost.
     """
@@ -246,6 +254,8 @@ def announce(stop_reason: str, exit_code: int, message: str, error: BaseExceptio
         _ending = ending
         with contextlib.suppress(Exception):  # no process has announced anything, or the coordinator is lost
             _ending = Ending(*json.loads(_service.client.blocking_key_value_get(_ENDING_KEY, _ANSWER)))
+        if not _ending.is_own:
+            print(f"rlstable: {_ending.stop_reason}: {_ending.message}", file=sys.stderr, flush=True)
     return _ending
 
 

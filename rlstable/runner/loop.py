@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 import traceback
 from collections.abc import Iterable
@@ -42,13 +41,9 @@ from rlstable.supervise.memory import OutOfMemory, is_out_of_memory
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, nothing_to_train
 
-_OUT_OF_MEMORY = (
-    "The device of a process refused memory for an iteration. Several processes cannot continue with a smaller plan: "
-    "resume with a larger ppo.gradient_accumulation or a smaller env.envs_per_pass."
-)
-_NO_STATE_KEPT = (
-    "The device refused memory while training, and supervise.recovery.enabled=false keeps no state to roll back to; "
-    "set supervise.recovery.enabled=true or raise ppo.gradient_accumulation, and resume."
+_NO_WAY_BACK = (
+    "The device refused memory while training. Several processes, or a run with supervise.recovery.enabled=false, "
+    "cannot take a smaller plan: resume with a larger ppo.gradient_accumulation or a smaller env.envs_per_pass."
 )
 
 
@@ -91,7 +86,7 @@ class TrainingLoop:
         self.run_dir = expand_home(
             hosts.from_writer("run_dir", lambda: str(run_dir or default_run_dir(config.resume, config.env.name)))
         )
-        shown = config.logging.console if hosts.is_writer() else "off"
+        shown = hosts.of_writer(config.logging.console, "off")
         whole_from = config.ppo.num_envs * config.env.training_length
         self._console = Console(shown, config.total_steps, whole_from=whole_from)
         env = resumed_env(config.env, config.resume, self.run_dir, self._console.message)
@@ -99,7 +94,7 @@ class TrainingLoop:
         self._stop_request = StopRequest(
             self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time
         )
-        own = listeners if hosts.is_writer() else ()
+        own = hosts.of_writer(listeners, ())
         self._listeners = Listeners(own, self._console, lambda kind, **fields: self.programs.event(kind, **fields))
         self._last_seconds = 0.0
         self._advice: str | None = None
@@ -156,7 +151,7 @@ class TrainingLoop:
             if not isinstance(error, Exception):
                 raise
             self._explain(ending, error)
-            if stop_reason is StopReason.error and ending.process == hosts.index():
+            if stop_reason is StopReason.error and ending.is_own:
                 raise
         finally:
             result = self._seeds.finish(stop_reason, self._advice)
@@ -227,8 +222,6 @@ class TrainingLoop:
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            if hosts.count() > 1:  # the other processes wait in the iteration, and a collective cannot be interrupted
-                raise OutOfMemory(_OUT_OF_MEMORY) from error
             self._roll_back_to_smaller_plan(training)
             return None
         self._last_seconds = time.perf_counter() - started
@@ -239,8 +232,8 @@ class TrainingLoop:
 
         Raises `OutOfMemory` without a smaller plan, or without a state to roll back to.
         """
-        if any(seed.snapshots.last_good.empty for seed in training.values()):
-            raise OutOfMemory(_NO_STATE_KEPT)
+        if not all(seed.may_roll_back_to_plan for seed in training.values()):
+            raise OutOfMemory(_NO_WAY_BACK)
         plan = self.programs.smaller_plan(next(iter(training.values())).host, None)
         for seed in training.values():
             roll_back_to_plan(seed, plan)
@@ -256,8 +249,7 @@ class TrainingLoop:
         evaluations = self._evaluate(training, due) if due else {}
         self._compare_suspects(training, evaluations)
         # Asked once for all seeds, so that all of them stop after the same iteration.
-        outdated = any(seed.saving.outdated for seed in training.values())
-        requested, saves = self._stop_request.agreed(seconds, outdated)
+        requested, saves = self._stop_request.agreed(seconds, any([seed.saving.due for seed in training.values()]))
         own_reasons = {
             number: self._finish_iteration_of(seed, metrics[number], evaluations.get(number, {}), requested, saves)
             for number, seed in training.items()
@@ -319,7 +311,7 @@ class TrainingLoop:
         """Confirms the best policies of seeds that end now, and ends these seeds; the other seeds continue."""
         stop_reasons = {n: final_stop_reason(self.seeds[n], reason) for n, reason in stop_reasons.items()}
         seeds = [self.seeds[number] for number, reason in stop_reasons.items() if reason in CONFIRMED_AT]
-        if seeds and hosts.is_writer():
+        if seeds:
             evaluator, requested = self.programs.evaluator(seeds[0].host), self._stop_request.requested
             with self._console.working("confirming the best policy in fresh episodes"):
                 # The evaluation program takes `config.seeds` policies at a time.
@@ -347,7 +339,7 @@ class TrainingLoop:
         return f"the last checkpoint is of step {min(saved):,}"
 
     def _explain(self, ending: hosts.Ending, error: Exception) -> None:
-        """Tells why the run fails: in the log of an error, else in the advice; other processes print their cause."""
+        """Tells why the run fails: in the log of an error, else in the advice."""
         if isinstance(error, OutOfMemory):
             self._advice = str(error)
         else:
@@ -355,8 +347,6 @@ class TrainingLoop:
                 seed.event("error", message=f"{type(error).__name__}: {error}")
         if StopReason[ending.stop_reason] not in FROM_OUTSIDE:  # a signal explains itself
             self._advice = ending.advice or self._advice
-        if ending.process != hosts.index():
-            print(f"rlstable: {ending.stop_reason}: {ending.message}", file=sys.stderr, flush=True)
 
 
 def _cause(error: BaseException) -> tuple[str, int, str]:

@@ -69,19 +69,14 @@ class Saving:
         """Whether the run folder was deleted, moved or replaced; nothing more is written there, and the run ends."""
         return not self.log.logbook.in_place
 
-    def _due(self) -> bool:
-        """Whether a save is due by count. Of several processes, none saves sooner after a failed save."""
-        number = self.host.logged_iteration
-        due = self.checkpoints.due(number)
-        return due if hosts.count() == 1 else number % self._when.every == 0
-
     @property
-    def outdated(self) -> bool:
-        """Whether the last save, or the start of the run, is `checkpoint.every_minutes` ago; the writer decides."""
+    def due(self) -> bool:
+        """Whether a save is due by count, or by the clock since the last save or the start; the writer decides."""
         when = self._when
-        if not hosts.is_writer() or not when.enabled or when.every_minutes is None:
+        if not hosts.is_writer() or not when.enabled:
             return False
-        return self._clock() - self._saved_at >= 60.0 * when.every_minutes
+        by_clock = when.every_minutes is not None and self._clock() - self._saved_at >= 60.0 * when.every_minutes
+        return self.checkpoints.due(self.host.logged_iteration) or by_clock
 
     def record_iteration(self, healthy: bool) -> None:
         """Records an iteration, not saveable yet: the evaluation and reset due after it have not happened."""
@@ -94,8 +89,8 @@ class Saving:
             self._last_good = self.host.logged_step
 
     def after_iteration(self, state: TrainState, score: float | None, asked: bool) -> bool:
-        """Saves a healthy state if that is `asked` or due by count; returns False if the run folder is gone."""
-        if self._healthy and (asked or self._due()):
+        """Saves a healthy state if that is `asked`; returns False if the run folder is gone."""
+        if self._healthy and asked:
             self.save(state, score)
             return not hosts.from_writer("gone", lambda: self._when.enabled and self.gone)
         return True

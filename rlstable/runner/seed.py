@@ -104,6 +104,11 @@ class Seed:
         reached = reached and stays_ended(fields, self.config.total_steps, self.config.eval.target_return)
         return StopReason.target_reached if reached else None
 
+    @property
+    def may_roll_back_to_plan(self) -> bool:
+        """Whether the seed may take a smaller memory plan. Other processes would still wait in the iteration."""
+        return hosts.count() == 1 and not self.snapshots.last_good.empty
+
     def start_from(self, params: Params, statistics: Statistics) -> None:
         """Replaces the parameters and the observation statistics of a new run, before the first iteration.
 

@@ -57,8 +57,8 @@ class StopRequest:
     def agreed(self, next_seconds: float, saves: bool = False) -> tuple[StopReason | None, bool]:
         """The stop reason that all processes agree on after an iteration, and whether to save; all must call together.
 
-        `next_seconds` is the expected duration of the next iteration, `saves` whether the clock of this process asks
-        for a checkpoint. A run that stops saves in any case.
+        `next_seconds` is the expected duration of the next iteration, `saves` whether this process asks for a
+        checkpoint. A run that stops saves in any case.
         """
         request, save = divmod(hosts.largest(2 * _REQUESTS.index(self.requested(next_seconds)) + saves), 2)
         return _REQUESTS[request], bool(save)
