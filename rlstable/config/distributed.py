@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 
 from rlstable.config.schema import Count, CountOrZero, Positive, Section, require
 
@@ -29,8 +29,7 @@ class DistributedConfig(Section, at="distributed"):
         """Whether the user names the processes, instead of a cluster."""
         return any(value is not None for value in (self.coordinator, self.process_id, self.num_processes))
 
-    @model_validator(mode="after")
-    def _check(self) -> DistributedConfig:
+    def _check(self) -> None:
         alone = "false trains in one process, so coordinator, process_id and num_processes must be null"
         require(self.enabled != "false" or not self.by_hand, "enabled", alone)
         named = self.coordinator is None or re.fullmatch(r".+:\d+", self.coordinator)
@@ -38,4 +37,3 @@ class DistributedConfig(Section, at="distributed"):
         count, number = self.num_processes, self.process_id
         known = number is None or count is None or number < count
         require(known, "process_id", f"{number} must be less than num_processes={count}; the first process is 0")
-        return self

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeGuard, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeGuard, TypeVar, get_args
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -98,6 +98,14 @@ class Section(BaseModel):
             name: {} for name, field in cls.model_fields.items() if _is_section(field.annotation)
         }
         return {**defaults(cls.at), **sections, **data}
+
+    def _check(self) -> None:
+        """Raises `KeyedError` for settings that do not fit each other."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self._check()
+        return self
 
 
 class KeyedError(ValueError):
