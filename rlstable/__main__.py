@@ -17,12 +17,7 @@ from rlstable import __version__
 
 
 class Command(NamedTuple):
-    """A command.
-
-    Attributes:
-        function: Import path of its function, `module:function`.
-        summary: Its line in the listing.
-    """
+    """A command: the import path of its function, and its line in the listing."""
 
     function: str
     summary: str

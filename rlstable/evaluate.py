@@ -53,16 +53,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         show(result)
 
 
-def show(result: Any, terminal: Any = None) -> None:
-    """Prints the result as text.
-
-    Args:
-        result: A `rlstable.policy.playback.EvaluationResult`.
-        terminal: A rich console; standard output if None.
-    """
+def show(result: Any) -> None:
+    """Prints a `rlstable.policy.playback.EvaluationResult` as text."""
     from rich.text import Text
 
-    terminal = command.console() if terminal is None else terminal
+    terminal = command.console()
     terminal.print(Text(f"\n{result.title}", style="bold"))
     terminal.print(result.table())
     for line in result.lines():

@@ -89,7 +89,7 @@ def recording() -> Iterator[dict[str, Recorded]]:
     """Traces and records the programs that runs inside build; instead of compiled programs they get `_Ones`."""
     programs: dict[str, Recorded] = {}
 
-    def compiler_of(config: Config, *_: Any) -> Compiler:
+    def compiler_of(config: Config, *_: Any, **__: Any) -> Compiler:
         return _Recorder(level(config.precision), programs)
 
     with pytest.MonkeyPatch.context() as patch:

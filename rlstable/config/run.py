@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from rlstable.config.defaults import defaults
 from rlstable.config.distributed import DistributedConfig
@@ -39,21 +38,7 @@ _LONG_EPISODE = 100_000  # steps; an evaluation of shorter episodes ends soon
 _AUTO_EPISODES = (16, 128)  # least and most episodes of an evaluation with eval.num_envs=auto
 
 
-_YAML_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
-
-
-def _as_yaml(value: Any) -> Any:
-    """Numbers that YAML writes with a leading dot, and Hydra reads as text; paths in the home folder."""
-    if isinstance(value, dict):
-        return {key: _as_yaml(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_as_yaml(one) for one in value]
-    if isinstance(value, str) and value.startswith("~/"):
-        return str(expand_home(value))
-    return _YAML_FLOATS.get(value.lower(), value) if isinstance(value, str) else value
-
-
-Arguments = Annotated[dict[str, Any], BeforeValidator(_as_yaml)]
+Arguments = dict[str, Any]
 
 
 def _absolute(path: str) -> str:

@@ -76,14 +76,10 @@ FolderName = Annotated[str, Field(min_length=1), AfterValidator(lambda path: str
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, rejects unknown keys, and fills missing keys with defaults from `configs/`.
-
-    Attributes:
-        at: Dotted key of the section, empty for the whole configuration. None for a section without defaults.
-    """
+    """Base of all sections: frozen, rejects unknown keys, and fills missing keys with defaults from `configs/`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    at: ClassVar[str | None] = None
+    at: ClassVar[str | None] = None  # dotted key, empty for the whole configuration; None without defaults
 
     def __init_subclass__(cls, at: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

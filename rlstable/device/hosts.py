@@ -26,6 +26,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
+from rlstable.config.schema import first_line
 from rlstable.device import compatibility
 
 _CONFIG_ERROR = 2  # exit code
@@ -65,14 +66,9 @@ _calls: Counter[str] = Counter()
 def start(config: DistributedConfig) -> None:
     """Connects the processes if the configuration or the cluster says so. Must run before JAX is initialised.
 
-    Raises:
-        ConfigError: They cannot be connected, or are connected although the configuration says `false`.
+    Raises `ConfigError` if they cannot be connected, or are connected although the configuration says `false`.
     """
     global _service
-    if _ending is not None:
-        raise ConfigError(
-            f"distributed: these processes have ended as {_ending.stop_reason} ({_ending.message}); start new processes"
-        )
     if config.enabled == "false" and _is_connected():
         raise ConfigError(
             "distributed: is false, but jax.distributed has connected this process to other processes; set "
@@ -137,8 +133,7 @@ def _connect(config: DistributedConfig) -> None:
             "because JAX detects no cluster here; or set distributed=false"
         ) from None
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise ConfigError(f"distributed.coordinator: cannot connect the processes: {text[:200]}") from None
+        raise ConfigError(f"distributed.coordinator: cannot connect the processes: {first_line(error)}") from None
     finally:
         late.cancel()
 
@@ -246,7 +241,7 @@ def announce(stop_reason: str, exit_code: int, message: str, error: BaseExceptio
         return ending
     if _ending is None:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            lost = f"process {index()} has lost another process: {' '.join(str(error).split())[:200]}"
+            lost = f"process {index()} has lost another process: {first_line(error)}"
             ending = ending._replace(message=lost, process=-1)
         else:
             with contextlib.suppress(Exception):  # another process was first, or the coordinator is lost

@@ -77,9 +77,8 @@ def load(
 class _Loader:
     """Builds an environment with a physics backend, and chooses the backend for `env.backend=auto`.
 
-    Attributes:
-        factory: Builds the environment. Its arguments are the backend, where `native` is an environment of MJX whose
-            physics C MuJoCo will replace, and whether the model of MJX is needed.
+    Arguments of the `factory` are the backend, where `native` is an environment of MJX whose physics C MuJoCo will
+    replace, and whether the model of MJX is needed.
     """
 
     config: EnvConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+@dataclasses.dataclass(eq=False)
 class Logbook:
     """The console and all sinks of a run. A failing sink never stops training.
 
@@ -43,49 +45,39 @@ class Logbook:
     | `sink_dropped` | three failures of a service in a row |
     | `sink_recovered` | the record works again after three or more failures; with the number of lines `lost` |
     | `wandb_failed` | Weights & Biases does not start; the run continues without it |
-
-    Attributes:
-        wandb_run_id: Id of the W&B run, to pass to `start` at a resume; None without one.
-        wandb_url: Address of the run's page; None without one, as offline.
     """
 
-    def __init__(
-        self,
-        services: LoggingConfig,
-        settings: Mapping[str, Any],
-        run_dir: Path,
-        console: Console,
-        more: Sequence[Sink] = (),
-    ):
-        self._chosen = services
-        self._settings = settings
-        self._run_dir = run_dir
-        self._console = console
+    chosen: LoggingConfig
+    settings: Mapping[str, Any]
+    run_dir: Path
+    console: Console
+    more: Sequence[Sink] = ()
+
+    def __post_init__(self) -> None:
         self._showing = threading.RLock()  # the background threads report failed sinks
-        self._more = more
         self._record: _BackgroundSinks | None = None
         self._services: _BackgroundSinks | None = None
         self._lines: JsonLines | None = None
-        self.wandb_run_id: str | None = None
-        self.wandb_url: str | None = None
+        self.wandb_run_id: str | None = None  # to pass to `start` at a resume
+        self.wandb_url: str | None = None  # of the run's page; None without one, as offline
         self._early: list[tuple[int, str, Mapping[str, Any]]] = []
         self._closed = False
 
     def start(self, wandb_run_id: str | None, resume_step: int | None) -> None:
-        services: list[Sink] = [*self._more]
-        chosen = self._chosen
+        services: list[Sink] = [*self.more]
+        chosen = self.chosen
         if chosen.tensorboard:
-            services.append(TensorBoard(self._run_dir, resume_step))
+            services.append(TensorBoard(self.run_dir, resume_step))
         if chosen.wandb.mode != "disabled":
             self.wandb_run_id = wandb_run_id  # kept if the start fails
             try:
-                wandb = Wandb(chosen.wandb, self._run_dir, self._settings, wandb_run_id)
+                wandb = Wandb(chosen.wandb, self.run_dir, self.settings, wandb_run_id)
                 self.wandb_run_id, self.wandb_url = wandb.run_id, wandb.url
                 services.append(wandb)
             except Exception as error:
                 self.event(resume_step or 0, "wandb_failed", {"error": one_line(error)})
         # Last, because a sink that cannot be opened must not leave files that look like a run.
-        self._lines = JsonLines(self._run_dir, resume_step)
+        self._lines = JsonLines(self.run_dir, resume_step)
         self._services = _BackgroundSinks(services, self._report)
         self._record = _BackgroundSinks([self._lines], self._report)
         early, self._early = self._early, []
@@ -96,7 +88,7 @@ class Logbook:
         if self._record is None or self._services is None or self._closed:
             return
         with self._showing:
-            self._console.log(step, metrics)
+            self.console.log(step, metrics)
         row = dict(metrics)
         self._record.log(step, row)
         self._services.log(step, row)
@@ -120,7 +112,7 @@ class Logbook:
     def close(self) -> None:
         """Writes all pending entries and closes the sinks; may be called again."""
         with contextlib.ExitStack() as closing:  # the console last, because it reports sinks that fail now
-            closing.callback(self._console.close)
+            closing.callback(self.console.close)
             closing.callback(setattr, self, "_closed", True)
             for part in (self._record, self._services):
                 if part is not None:
@@ -132,7 +124,7 @@ class Logbook:
         except Exception as error:  # an event must not end a run
             fields = {"unreadable": f"{type(error).__name__}: {error}"}
         with self._showing:
-            self._console.event(step, kind, fields)
+            self.console.event(step, kind, fields)
         for part in (self._record, self._services):
             if part is not None:
                 part.event(step, kind, fields, failed)

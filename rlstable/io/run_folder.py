@@ -192,19 +192,13 @@ def _copied_folder(run_dir: Path, resume: str | None) -> Path | None:
 def require_usable_name(run_dir: Path) -> None:
     """Raises a `ConfigError` if orbax cannot use the folder's name, which TensorStore and `glob` read as a pattern."""
     path = str(run_dir.absolute())
-    if special := [character for character in "\\[]*?" if character in path]:
-        raise ConfigError(
-            f"hydra.run.dir: cannot save checkpoints in {path}, because its name has {' '.join(special)}; "
-            "choose another name"
-        )
-    try:
-        path.encode()
-        os.fsencode(path)
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"hydra.run.dir: cannot save checkpoints in {path!a}, because its name is not UTF-8 or not read as UTF-8; "
-            "choose another name, or set LC_ALL=C.UTF-8 (or PYTHONUTF8=1)"
-        ) from error
+    with contextlib.suppress(UnicodeEncodeError):
+        if os.fsencode(path) == path.encode() and not set("\\[]*?") & set(path):
+            return
+    raise ConfigError(
+        f"hydra.run.dir: cannot save checkpoints in {path!a}; choose a name without \\ [ ] * and ?, "
+        "and set LC_ALL=C.UTF-8 if it is not ASCII"
+    )
 
 
 def _holds_a_run_to_resume(run_dir: Path, resume: str | None, seeds: int) -> bool:

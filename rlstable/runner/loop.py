@@ -53,18 +53,10 @@ class TrainingLoop:
     Each seed has its own guards, remedies, rollbacks and stop reason. A finished seed stays in the batch because the
     program's shape is fixed; its results are ignored. With several seeds, each has a folder `seed-<seed>`.
 
-    Args:
-        config: The configuration.
-        run_dir: The run folder; None for the resumed folder, else `runs/<env>/<time>`.
-        callback: Called as `callback(step, row)` with every row; returning True stops the run. With several seeds it
-            is called with the rows of each seed, which have the key `seed`.
-        more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
-        signals: Signal handlers that the caller has installed; None to install them during `run`.
-        environments: Environment objects of the user; None to load the configured environment.
-        listeners: Watch the run, in the writing process: pages, films, and what a user adds.
-
-    Raises:
-        ConfigError: The configuration, the environment, the folder or a flag of JAX is unusable.
+    `run_dir`, `callback`, `more_guards` and `listeners` are those of `rlstable.fit`. `signals` are handlers that the
+    caller has installed, None to install them during `run`. `environments` are objects of the user, None to load the
+    configured environment. Raises `ConfigError` if the configuration, the environment, the folder or a flag of JAX is
+    unusable.
     """
 
     def __init__(
@@ -204,7 +196,7 @@ class TrainingLoop:
             program, needed = self.programs.iteration(host, self._seeds.states(training))
             if program is not None:
                 return program
-            self._seeds.take_plan(self.programs.smaller_plan(host, needed))
+            self._seeds.take_plan(self.programs.memory.smaller(host.plan, needed))
 
     def _iterate(self, training: dict[int, Seed]) -> dict[int, Metrics] | None:
         """Trains the seeds for one iteration; None if the device refused memory, so that they were rolled back."""
@@ -234,7 +226,7 @@ class TrainingLoop:
         """
         if not all(seed.may_roll_back_to_plan for seed in training.values()):
             raise OutOfMemory(_NO_WAY_BACK)
-        plan = self.programs.smaller_plan(next(iter(training.values())).host, None)
+        plan = self.programs.memory.smaller(next(iter(training.values())).host.plan, None)
         for seed in training.values():
             roll_back_to_plan(seed, plan)
             seed.saving.save_at_once(seed.state)

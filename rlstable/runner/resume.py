@@ -123,7 +123,7 @@ def _read_host_state(
             f"devices: the run in {folder} was trained on {saved['devices']} devices, not on {programs.mesh.size}, and "
             f"its environments and random numbers depend on the number; {remedy}"
         )
-    host.copy_from(HostState.of(saved["host"]))
+    host.read(saved["host"])
     if any(saved["config"]["precision"][key] != new["precision"][key] for key in Level._fields):
         host.attempts.lower_precision()  # another precision is configured
     if any(value_at(saved["config"], path) != value_at(new, path) for path in _PLANNED_FOR):

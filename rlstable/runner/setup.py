@@ -16,9 +16,8 @@ from jax.sharding import Mesh
 
 from rlstable import faults
 from rlstable.compilation import background, host_keys
-from rlstable.compilation.compiler import Compiler
 from rlstable.compilation.trace_cache import compiler_of
-from rlstable.compilation.xla import Compiling, compiler_options
+from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.config.networks import NetworkConfig
@@ -151,9 +150,7 @@ class TrainingSetup:
         if has_fault:
             self.ppo = faults.arm(self.ppo, config.precision.matmul, config.fault.below)
         # A guard given as an object and the numbers of a teacher have no key for the trace cache.
-        uncached = Compiler(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
-        self._compiler = uncached if more or teacher else compiler_of(config, mesh, single)
-        self._untrained: Any = None
+        self._compiler = compiler_of(config, mesh, single, cached=not more and teacher is None)
         self._parameters: Future[Any] | None = None
         self._training: Future[Any] | None = None
         batch = min(config.env.reset_pool_size, config.ppo.num_envs)
@@ -183,9 +180,8 @@ class TrainingSetup:
             if ahead:
                 self.begin()  # first, because its compilation takes longest
             if self._parameters is None:
-                untrained = self._program_of_untrained(shapes)
                 self._parameters = self._compiler.build(
-                    "untrained", untrained, lambda: (key,), rarely_used=True, at_once=ahead
+                    "untrained", self._untrained, lambda: (key,), rarely_used=True, at_once=ahead
                 )
             resets.result()
             env_state, pool = self._draw(key_resets)
@@ -207,9 +203,8 @@ class TrainingSetup:
         if self.env.uses_pool:
             # Packing a pool on the host needs arrays, not shapes; a pool is small.
             pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self._mesh.size)))
-        env_state = self._first_states()
-        state = shapes_of(self._program_of_untrained(env_state), host_keys.shape())
-        state = shapes_of(functools.partial(self._initial, fault=config.fault), state, env_state, pool)
+        state = shapes_of(self._untrained, host_keys.shape())
+        state = shapes_of(functools.partial(self._initial, fault=config.fault), state, self._first_states(), pool)
         return sharding.placeholders(state, self._mesh, SPECS)
 
     def begin(self) -> None:
@@ -288,11 +283,10 @@ class TrainingSetup:
         state = with_environments(untrained, self.ppo, env_state, pool, self._mesh.size)
         return state if fault.site is None else faults.armed_state(state, fault)
 
-    def _program_of_untrained(self, env_state: Any) -> Any:
+    @functools.cached_property
+    def _untrained(self) -> Any:
         """Initialises a training state without environments, compiled once for all seeds."""
-        if self._untrained is None:
-            self._untrained = init_program(self.ppo, env_state)
-        return self._untrained
+        return init_program(self.ppo, self._first_states())
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:
         """First states for every environment, and a pool for every device."""

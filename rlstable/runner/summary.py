@@ -198,7 +198,6 @@ def _seed_prefix(seeds: list[str]) -> str:
 
 
 def finish_files(
-    stop_reason: StopReason,
     fields: Mapping[str, Any],
     run_dir: Path,
     console: Console,
@@ -224,7 +223,7 @@ def finish_files(
         saved_seeds = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
         policy = best_seed(run_dir) or next(iter(saved_seeds), run_dir)
     saved = not gone and any(map(has_checkpoint, (run_dir, *seed_folders(run_dir))))
-    rows = describe(stop_reason, fields, run_dir, policy if saved else None, by_name)
+    rows = describe(StopReason[fields["stop_reason"]], fields, run_dir, policy if saved else None, by_name)
     for seed, seed_fields in (seeds or {}).items():
         folder = seed_folder(run_dir, seed)
         seed_reason = StopReason[seed_fields["stop_reason"]]
@@ -245,9 +244,7 @@ def finish_seed(seed: Seed, stop_reason: StopReason) -> dict[str, Any]:
         if hosts.is_writer():
             seed.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             log.logbook.wait()  # the report page reads it
-            finish_files(
-                stop_reason, fields, seed.run_dir, log.console, log.listeners, seed.config.env.has_name, saving.gone
-            )
+            finish_files(fields, seed.run_dir, log.console, log.listeners, seed.config.env.has_name, saving.gone)
         return fields
 
 
@@ -273,25 +270,6 @@ def _policy_fields(seed: Seed) -> dict[str, Any]:
     fields |= {"policy_iteration": origin["iteration"], "policy_step": origin["step"], "policy_is_last": is_last}
     if host.replaced is not None and "fallen_return" in host.replaced:
         fields["fallen_return"] = host.replaced["fallen_return"]
-    return fields
-
-
-def finish_seeds(
-    seeds: Mapping[int, Mapping[str, Any]],
-    stop_reason: StopReason | None,
-    advice: str | None,
-    run_dir: Path,
-    console: Console,
-    listeners: Listeners,
-    by_name: bool,
-    gone: bool,
-) -> dict[str, Any]:
-    """Writes the files of several seeds into the folder above theirs; returns the fields of `result.json`.
-
-    `seeds` are these fields of each seed. Nothing is written if the folder is `gone`: deleted, moved or replaced.
-    """
-    fields = fields_of(seeds, stop_reason) | ({} if advice is None else {"advice": advice})
-    finish_files(StopReason[fields["stop_reason"]], fields, run_dir, console, listeners, by_name, gone)
     return fields
 
 

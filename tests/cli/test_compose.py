@@ -153,14 +153,6 @@ def test_resolver_in_saved_settings_is_text_and_is_not_called(tmp_path: Path, mo
         assert config.ppo.num_envs == 32 and config.env.kwargs == {"token": "${oc.env:RLSTABLE_TEST_SECRET}"}
 
 
-def test_infinity_as_yaml_writes_it_is_a_number_in_arguments_of_an_environment() -> None:
-    config = compose(
-        ["env=ant", "env.kwargs={range: [0.7, .inf], low: -.INF, name: x.inf}", "eval.env_kwargs={high: .inf}"]
-    )
-    assert config.env.kwargs == {"range": [0.7, np.inf], "low": -np.inf, "name": "x.inf"}
-    assert config.eval.env_kwargs == {"high": np.inf}
-
-
 def test_value_outside_of_hydras_grammar_is_what_was_typed() -> None:
     for path in ("/data/机器人/手.xml", "/data/a (1)/b.xml", "/data/it's.xml", "/data/a b/c&d;e.xml"):
         config = compose(
@@ -168,8 +160,7 @@ def test_value_outside_of_hydras_grammar_is_what_was_typed() -> None:
         )
         assert config.env.kwargs == {"file": path, "size": 2, "flags": [True, "x"]}
         assert str(config.compile_cache) == path
-    config = compose(["env=ant", "env.kwargs={file: ~/a.xml}", 'eval.env_kwargs={file: "/x[1].xml"}'])
-    assert config.env.kwargs == {"file": str(Path.home() / "a.xml")}
+    config = compose(["env=ant", 'eval.env_kwargs={file: "/x[1].xml"}'])
     assert config.eval.env_kwargs == {"file": "/x[1].xml"}
     with pytest.raises(ConfigError, match=r"close each bracket and quote"):
         compose(["env=ant", "env.kwargs={file: /x[1].xml}"])
