@@ -9,6 +9,7 @@ again. A row without a finite value is skipped. Signs depend on rows only, so a 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -272,22 +273,23 @@ def _plain(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100.0 else f"{value:.2g}"
 
 
+@dataclasses.dataclass(frozen=True)
 class Signs:
     """Detects signs of trouble, and calls `event("sign", sign, text, value)` and `event("sign_recovered", sign)`."""
 
-    def __init__(
-        self, signs: Sequence[Sign], ppo: PPOConfig, env: EnvConfig, episodes: int, event: Callable[..., None]
-    ):
-        self._signs = signs
-        self._ppo = ppo
-        self._env = env
-        self._steps = ppo.env_steps_per_iteration(env.action_repeat)
-        self._episodes = episodes  # of an evaluation
-        self._event = event
+    signs: Sequence[Sign]
+    ppo: PPOConfig
+    env: EnvConfig
+    episodes: int  # of an evaluation
+    event: Callable[..., None]
+
+    @property
+    def _steps(self) -> int:
+        return self.ppo.env_steps_per_iteration(self.env.action_repeat)
 
     def record_iteration(self, state: SignState, iteration: int, step: int, metrics: Row) -> None:
         """Tests the metrics of a healthy iteration; `iteration` counts from 1."""
-        if not self._signs:
+        if not self.signs:
             return
         episodes = metrics.get("training/episodes", state.episodes)
         ended, state.episodes = episodes - state.episodes, episodes
@@ -296,20 +298,20 @@ class Signs:
         state.longest = max(state.longest, length or 0.0)
         if mean_return is not None and length is not None and iteration > _FIRST:
             state.add_training(mean_return, length)
-        row = _of_iteration(metrics, iteration, self._ppo, self._env.episode_length)
+        row = _of_iteration(metrics, iteration, self.ppo, self.env.episode_length)
         self._record(state, step, row, of_evaluations=False)
 
     def record_evaluation(self, state: SignState, step: int, metrics: Row) -> None:
         value = _number(metrics, "eval/episode_reward")
-        if value is None or not self._signs:
+        if value is None or not self.signs:
             return
         before = value if state.last_return is None else state.last_return
         state.add_evaluation(value)
-        about = self._episodes, self._steps, self._env.action_repeat
+        about = self.episodes, self._steps, self.env.action_repeat
         self._record(state, step, _of_evaluation(metrics, state, before, *about), of_evaluations=True)
 
     def _record(self, state: SignState, step: int, row: Row, of_evaluations: bool) -> None:
-        for sign in self._signs:
+        for sign in self.signs:
             value = _number(row, sign.value) if sign.of_evaluations is of_evaluations else None
             if value is None:
                 continue
@@ -324,14 +326,14 @@ class Signs:
             record.recent.pop(0)
         if not record.recent and record.lasts:
             record.recovered_step = step
-            self._event("sign_recovered", sign=sign.name)
+            self.event("sign_recovered", sign=sign.name)
         hits = [number for number in record.recent if number is not None]
         mean = sum(hits) / max(len(hits), 1)
         starts = hit is not None and not record.lasts and len(hits) >= sign.hits
         if starts:
             shown = {**row, "mean": mean, "plain_mean": _plain(mean), "element": f"{mean - 1.0:.0f}"}
             record.log(step, f"{sign.sentence.format(**shown)}; {sign.remedy.format(**shown)}")
-            self._event("sign", sign=sign.name, text=record.text, value=mean)
+            self.event("sign", sign=sign.name, text=record.text, value=mean)
         if hit is not None and record.lasts:
             record.last_step = step
 
