@@ -146,6 +146,15 @@ def _keys(model: type[Section]) -> Iterator[str]:
             yield from (f"{name}.{key}" for key in _keys(field.annotation))
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted keys; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text; the type of an error without text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

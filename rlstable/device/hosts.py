@@ -26,7 +26,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
-from rlstable.config.schema import first_line
+from rlstable.config.schema import first_line, flat
 from rlstable.device import compatibility
 
 _CONFIG_ERROR = 2  # exit code
@@ -215,19 +215,13 @@ def largest(value: int) -> int:
 
 def require_same(name: str, settings: Mapping[str, object], remedy: str) -> None:
     """Raises the same ConfigError in all processes unless all have the same settings, which are nested JSON data."""
-    first, *others = gather(name, dict(_flat(settings)))
+    first, *others = gather(name, flat(settings))
     for number, other in enumerate(others, 1):
         for key in sorted(first.keys() | other.keys()):
             if first.get(key) != other.get(key):
                 raise ConfigError(
                     f"{key}: is {other.get(key)!r} in process {number} and {first.get(key)!r} in process 0; {remedy}"
                 )
-
-
-def _flat(settings: object, path: str = "") -> list[tuple[str, object]]:
-    if not isinstance(settings, Mapping):
-        return [(path, settings)]
-    return [item for key, value in settings.items() for item in _flat(value, f"{path}.{key}" if path else str(key))]
 
 
 def announce(stop_reason: str, exit_code: int, message: str, error: BaseException | None = None) -> Ending:
