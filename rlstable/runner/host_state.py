@@ -57,12 +57,7 @@ class HostState:
 
     def read(self, saved: dict[str, Any]) -> None:
         """Takes the host state of a checkpoint; a `ConfigError` if another version, with other fields, saved it."""
-        kinds: dict[str, Any] = {
-            "attempts": Attempts,
-            "plan": MemoryPlan,
-            "incidents": IncidentState,
-            "tally": Tally,
-        }
+        kinds: dict[str, Any] = {"attempts": Attempts, "plan": MemoryPlan, "incidents": IncidentState, "tally": Tally}
         try:
             _require_fields(HostState, saved)
             for name, kind in kinds.items():
@@ -114,11 +109,6 @@ class SeedKeys:
     def comparison(self) -> jax.Array:
         """For the comparison of the best policy with the present one after this iteration and attempt."""
         return fold_in(self.between(Draw.COMPARISON), self._host.attempts.count)
-
-    @property
-    def recording(self) -> jax.Array:
-        """For the episode that is recorded after this iteration."""
-        return self.between(Draw.RECORDING)
 
     def between(self, draw: Draw) -> jax.Array:
         """For a draw between two iterations."""

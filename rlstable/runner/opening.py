@@ -91,9 +91,9 @@ class Opening:
         closing = contextlib.ExitStack()  # even if interrupted, so that the next run finds the folder free
 
         def open_folder() -> bool:
-            resumes, lock = open_run_dir(run_dir, config.resume, 1)
-            closing.callback(lock.release)
-            closing.callback(lambda: free_reserve(run_dir) if logbook.in_place else None)
+            resumes, saving.lock = open_run_dir(run_dir, config.resume, 1)
+            closing.callback(saving.lock.release)
+            closing.callback(lambda: None if saving.gone else free_reserve(run_dir))
             if not resumes and (run_dir / "metrics.jsonl").exists():  # only with resume=auto
                 log.event("started_again", reason="the folder has no checkpoint, so its earlier metrics are deleted")
             return resumes

@@ -20,6 +20,7 @@ from rlstable.config.faults import FaultConfig
 from rlstable.config.run import CheckpointConfig
 from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
+from rlstable.io.lock import RunLock
 from rlstable.io.printed_commands import command
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
@@ -43,14 +44,14 @@ class Saving:
     programs: Programs
     snapshots: Snapshots
     log: SeedLog
+    lock: RunLock | None = None  # of the run folder, in the writer
     _healthy: bool = False
     _unsaved: bool = False
     _last_score: float | None = None
     _last_good: int = 0  # environment steps up to the last good state, rolled back steps included
 
     def __post_init__(self) -> None:
-        # Only the writer looks at its folder, since the other processes only read.
-        in_place = (lambda: self.log.logbook.in_place) if hosts.is_writer() else bool
+        in_place = lambda: self.lock is not None and self.lock.in_place  # noqa: E731 - other processes only read
         args = (self.run_dir, self.when, lambda kind, fields: self.log.event(kind, **fields), in_place, self.settings)
         fails = self.fault.site == "disk"
         self.checkpoints = faults.FailingCheckpoints(self.fault, *args) if fails else Checkpoints(*args)
@@ -61,7 +62,7 @@ class Saving:
     @property
     def gone(self) -> bool:
         """Whether the run folder was deleted, moved or replaced; nothing more is written there, and the run ends."""
-        return not self.log.logbook.in_place
+        return self.lock is not None and not self.lock.in_place
 
     @property
     def due(self) -> bool:

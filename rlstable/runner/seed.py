@@ -136,13 +136,6 @@ class Seed:
         self.advice = f"It can continue alone, {command('train', self.run_dir, 'resume=')}: {reason}."
         return StopReason.needs_own_program
 
-    def final_stop_reason(self, stop_reason: StopReason) -> StopReason:
-        """The stop reason, or `not_saved` if the state that it promises is not saved. May be called again."""
-        stop_reason = self.saving.final_stop_reason(stop_reason, self.state)
-        if stop_reason is StopReason.not_saved:
-            self.advice = self.saving.advice
-        return stop_reason
-
     def close(self) -> None:
         """Releases the folder. May be called again."""
         self.closing.close()

@@ -113,11 +113,7 @@ def _networks(seed: Seed) -> str:
 
 
 def describe(
-    stop_reason: StopReason,
-    fields: Mapping[str, Any],
-    run_dir: Path,
-    policy: Path | None,
-    env_by_name: bool = True,
+    stop_reason: StopReason, fields: Mapping[str, Any], run_dir: Path, policy: Path | None, env_by_name: bool = True
 ) -> list[tuple[str, str]]:
     """The lines that a finished run prints, as names and values, from the fields of `result.json`.
 
@@ -198,12 +194,7 @@ def _seed_prefix(seeds: list[str]) -> str:
 
 
 def finish_files(
-    fields: Mapping[str, Any],
-    run_dir: Path,
-    console: Console,
-    listeners: Listeners,
-    by_name: bool,
-    gone: bool,
+    fields: Mapping[str, Any], run_dir: Path, console: Console, listeners: Listeners, by_name: bool, gone: bool
 ) -> None:
     """Writes `result.json` and prints the summary. A file that cannot be written is only reported.
 
@@ -236,11 +227,12 @@ def finish_seed(seed: Seed, stop_reason: StopReason) -> dict[str, Any]:
     """Ends a seed: completes its files and releases its folder; returns the fields of `result.json`."""
     log, saving = seed.log, seed.saving
     with contextlib.closing(seed):
-        stop_reason = seed.final_stop_reason(stop_reason)
+        stop_reason = saving.final_stop_reason(stop_reason, seed.state)
+        advice = saving.advice if stop_reason is StopReason.not_saved else seed.advice
         unsaved = saving.unsaved_steps()
         more = {**_policy_fields(seed), **({"unsaved_steps": unsaved} if unsaved else {})}
         seed.checkpoints.close()
-        fields = log.result(stop_reason, seed.cause, seed.advice, more)
+        fields = log.result(stop_reason, seed.cause, advice, more)
         if hosts.is_writer():
             seed.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             log.logbook.wait()  # the report page reads it
