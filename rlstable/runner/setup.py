@@ -36,7 +36,7 @@ from rlstable.envs.recurrent import with_memory
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import MODEL, VectorEnv, pool_of
 from rlstable.guards.base import all_finite, select
-from rlstable.policy import Policy
+from rlstable.policy.policy import Policy
 from rlstable.ppo.guards import MoreGuards, guards_of
 from rlstable.ppo.initial import init_program, with_environments
 from rlstable.ppo.iteration import PPO
@@ -142,13 +142,10 @@ class TrainingSetup:
             config.env.envs_per_pass,
             config.env.restore_info,
         )
-        has_fault = config.fault.site is not None
-        if has_fault:
-            self.env = faults.faulty_env(self.env, config.fault)
+        self.env = faults.faulty_env(self.env, config.fault)
         mirror, self.without_mirror = _mirror_of(single, config.ppo.symmetry, config.env.history, config.network)
-        self.ppo: PPO = make_ppo(config, self.env, single.action_size, more, mirror)
-        if has_fault:
-            self.ppo = faults.arm(self.ppo, config.precision.matmul, config.fault.below)
+        ppo = make_ppo(config, self.env, single.action_size, more, mirror)
+        self.ppo: PPO = faults.arm(ppo, config.precision.matmul, config.fault)
         # A guard given as an object and the numbers of a teacher have no key for the trace cache.
         self._compiler = compiler_of(config, mesh, single, cached=not more and teacher is None)
         self._parameters: Future[Any] | None = None
@@ -247,10 +244,11 @@ class TrainingSetup:
     def reset_envs_and_pool(self, state: TrainState, key: jax.Array, keep_models: bool = True) -> TrainState:
         """The state with new first states; with `keep_models` the environments keep their randomised models."""
         env_state, pool = self._draw(key)
-        return self._with_envs(state, env_state, keep_models, reset_pool=pool)
+        env_state = _with_kept_of(state.env_state, env_state) if keep_models else env_state
+        return self._with(state, env_state=env_state, reset_pool=pool)
 
     def reset_envs(self, state: TrainState, key: jax.Array) -> TrainState:
-        return self._with_envs(state, self._draw_environments(key))
+        return self._with(state, env_state=_with_kept_of(state.env_state, self._draw_environments(key)))
 
     def refill_pool(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with a new pool of clean first states."""
@@ -280,8 +278,7 @@ class TrainingSetup:
 
     def _initial(self, untrained: TrainState, env_state: Any, pool: Any, fault: FaultConfig) -> TrainState:
         """The training state before the first iteration, with its injected fault if there is one."""
-        state = with_environments(untrained, self.ppo, env_state, pool, self._mesh.size)
-        return state if fault.site is None else faults.armed_state(state, fault)
+        return faults.armed_state(with_environments(untrained, self.ppo, env_state, pool, self._mesh.size), fault)
 
     @functools.cached_property
     def _untrained(self) -> Any:
@@ -305,10 +302,6 @@ class TrainingSetup:
 
     def _pool(self, key: jax.Array) -> Any:
         return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)
-
-    def _with_envs(self, state: TrainState, env_state: Any, keep_models: bool = True, **parts: Any) -> TrainState:
-        env_state = _with_kept_of(state.env_state, env_state) if keep_models else env_state
-        return self._with(state, env_state=env_state, **parts)
 
     def _with(self, state: TrainState, **parts: Any) -> TrainState:
         placed = {name: sharding.place(part, self._mesh, sharding.SPLIT) for name, part in parts.items()}

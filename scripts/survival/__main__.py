@@ -153,9 +153,8 @@ class Arena:
         self._envs = VectorEnv(trained, *lengths, env_guards(config.guards))
         self._eval_env = VectorEnv(env, *lengths, {"quarantine": Quarantine()})
         self._config, self._seeds = config, seeds
-        self._ppo = faults.arm(
-            make_ppo(config, self._envs_with(HEALTHY), env.action_size), config.precision.matmul, config.fault.below
-        )
+        ppo = make_ppo(config, self._envs_with(HEALTHY), env.action_size)
+        self._ppo = faults.arm(ppo, config.precision.matmul, FaultConfig(**HEALTHY))
         self._mesh = make_mesh(1)
         self._healthy = self._first_states(HEALTHY)
         placed = sharding.place(self._healthy, self._mesh, SPECS)
