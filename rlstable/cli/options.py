@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,10 +31,6 @@ def found_run(folder: Path, one_seed: bool = False) -> Path:
     return latest_run(one_seed) if folder == LATEST else expand_home(folder)
 
 
-def _with_policy(folder: Path) -> Path:
-    return found_run(folder, one_seed=True)
-
-
 def _no_file(out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; give a folder")
@@ -46,7 +43,7 @@ OutFolder = Annotated[Folder, AfterValidator(_no_file)]
 class PolicyOptions(Section):
     """Selects a run and one of its policies."""
 
-    run: Annotated[Path, AfterValidator(_with_policy)] = Field(
+    run: Annotated[Path, AfterValidator(functools.partial(found_run, one_seed=True))] = Field(
         LATEST, validate_default=True, description="folder of the run, runs/<env>/<time>; latest, the newest in runs"
     )
     which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(

@@ -9,16 +9,14 @@ from pydantic import BeforeValidator
 
 from rlstable.config.schema import Count, CountOrZero, Positive, Section, require
 
-
-def _word(value: object) -> object:
-    """A switch as a word: YAML reads `true` and `false` as truth values."""
-    return str(value).lower() if isinstance(value, bool) else value
+# A switch as a word: YAML reads `true` and `false` as truth values.
+Word = BeforeValidator(lambda value: str(value).lower() if isinstance(value, bool) else value)
 
 
 class DistributedConfig(Section, at="distributed"):
     """Processes that train one run together, connected by `jax.distributed`."""
 
-    enabled: Annotated[Literal["auto", "true", "false"], BeforeValidator(_word)]
+    enabled: Annotated[Literal["auto", "true", "false"], Word]
     coordinator: str | None
     process_id: CountOrZero | None
     num_processes: Count | None

@@ -159,9 +159,7 @@ class Checkpoints:
         return steps_in(self.directory)
 
     def restore(
-        self,
-        template: PyTree | Callable[[dict[str, Any]], PyTree],
-        number: int | None = None,
+        self, template: PyTree | Callable[[dict[str, Any]], PyTree], number: int | None = None
     ) -> tuple[PyTree, dict[str, Any]]:
         """Restores a state with the structure, dtypes and shardings of a template; returns it with the host data.
 

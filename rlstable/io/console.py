@@ -313,9 +313,6 @@ def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
         return f"sign {_text(fields['sign'])}{seed}: {_text(fields['text'])}"
     if kind == "sign_recovered" and "sign" in fields:
         return f"sign {_text(fields['sign'])}{seed} recovered"
-    if kind == "configuration_changed" and {"key", "old", "new"} <= fields.keys():
-        old, new = setting(fields["old"]), setting(fields["new"])
-        return f"{kind}: {_text(fields['key'])}: {old} -> {new}"
     parts = []
     for key, value in fields.items():
         if isinstance(value, Mapping):

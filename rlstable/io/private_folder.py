@@ -46,15 +46,12 @@ def require_trust(file: Path, env: EnvConfig, trust: bool, how: str = "trust=tru
         return
     (code, key), *_ = named.items()
     for path in (file.parent, file):
-        if _exposed_to_others(path.stat()):
+        status = path.stat()
+        if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigError(
                 f"run: {file} names code outside rlstable, Brax and Playground, {key}={code}, and another user owns "
                 f"{path} or may write it; read that code, then add {how}, or chmod go-w your own folder"
             )
-
-
-def _exposed_to_others(status: os.stat_result) -> bool:
-    return status.st_uid != os.getuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def writable_by_others(folder: Path) -> str | None:

@@ -140,9 +140,10 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
     """
     require_usable_name(run_dir)
     require_own(run_dir)
-    original = _copied_folder(run_dir, resume)
+    original = None
     # Checked first, so that a mistake creates no folder.
-    if original is not None:
+    if resume not in (None, "auto") and Path(str(resume)).resolve() != run_dir.resolve():
+        original = Path(str(resume))
         _holds_a_run_to_resume(original, resume, seeds)
         resume = None  # the folder of the copy must be free
     _holds_a_run_to_resume(run_dir, resume, seeds)
@@ -180,13 +181,6 @@ def require_the_same_seeds(run_dir: Path, seeds: range) -> None:
             f"seeds: {run_dir} holds seeds {min(saved)} to {max(saved)}, and the configured seeds from {seeds[0]} on "
             f"lack some; set seed={min(saved)} seeds={max(saved) - min(saved) + 1}, or more"
         )
-
-
-def _copied_folder(run_dir: Path, resume: str | None) -> Path | None:
-    """The folder of the run that `run_dir` continues as a copy; None if no other folder is resumed."""
-    if resume in (None, "auto") or Path(str(resume)).resolve() == run_dir.resolve():
-        return None
-    return Path(str(resume))
 
 
 def require_usable_name(run_dir: Path) -> None:
@@ -304,8 +298,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
     A folder of compiled programs, which are machine code, is never taken from there.
     """
     path = folder / "config.yaml"
-    if not folder.is_dir():
-        raise ConfigError(f"run: the folder {folder} does not exist; runs are in runs/<env>/<time>")
     if not path.exists():
         raise ConfigError(f"run: {folder} is not a run folder, it has no config.yaml; runs are in runs/<env>/<time>")
     try:

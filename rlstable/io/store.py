@@ -20,26 +20,12 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
-from rlstable.io.arrays import (
-    Damaged,
-    Leaf,
-    Manifest,
-    PyTree,
-    checksum,
-    copy_out,
-    manifest_from_json,
-    manifest_to_json,
-)
+from rlstable.io.arrays import Damaged, Leaf, Manifest, PyTree, checksum, copy_out, manifest_from_json, manifest_to_json
 from rlstable.io.files import below, one_line
 from rlstable.io.scores import Score, best_of_each_kind, scored_by
 
 RETIRED = ".retired"
 _TEMPORARY = ".orbax-checkpoint-tmp"
-
-
-def preload() -> None:
-    """Imports orbax, which takes a moment, so that the first save need not."""
-    import orbax.checkpoint  # noqa: F401
 
 
 def open_manager(

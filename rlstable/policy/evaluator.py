@@ -120,11 +120,7 @@ class Evaluator:
         played = self.play(policies)
         elapsed = (time.perf_counter() - started) / len(policies)
         return [
-            {
-                **summarize(episodes),
-                "eval/epoch_eval_time": elapsed,
-                "eval/sps": float(episodes.length.sum()) / elapsed,
-            }
+            {**summarize(episodes), "eval/epoch_eval_time": elapsed, "eval/sps": float(episodes.length.sum()) / elapsed}
             for policy, episodes in zip(policies, played, strict=True)
         ]
 

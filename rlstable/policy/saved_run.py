@@ -14,7 +14,7 @@ from rlstable.device.precision import Level
 from rlstable.io.kept_model import with_kept_model
 from rlstable.io.run_folder import read_settings, require_one_seed
 from rlstable.io.versions import versions
-from rlstable.policy import Policy, load_policy
+from rlstable.policy.policy import Policy, load_policy
 
 Which = Literal["best", "latest"] | int
 

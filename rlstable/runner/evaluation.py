@@ -18,13 +18,7 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.device import hosts
 from rlstable.io.checkpoint import restore_policy
-from rlstable.policy.evaluator import (
-    EvaluationMetrics,
-    Evaluator,
-    PolicySnapshot,
-    returns_of,
-    snapshot_of,
-)
+from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot, returns_of, snapshot_of
 from rlstable.runner.seed import Seed
 from rlstable.supervise.memory import OutOfMemory
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason

@@ -15,7 +15,7 @@ from rlstable.device.trees import Env, Observation
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.files import below, one_line
 from rlstable.io.run_folder import KEPT_TEACHER, has_checkpoint, resumed_folders
-from rlstable.policy import Policy, load_policy
+from rlstable.policy.policy import Policy, load_policy
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.teacher import Teacher
 

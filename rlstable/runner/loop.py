@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import time
 import traceback
 from collections.abc import Iterable
@@ -18,7 +19,6 @@ from rlstable.config.schema import expand_home
 from rlstable.device import hosts
 from rlstable.device.sharding import fetch
 from rlstable.envs.objects import Environments
-from rlstable.io import store
 from rlstable.io.console import Console
 from rlstable.io.kept_model import resumed_env
 from rlstable.io.run_folder import default_run_dir, forget_result
@@ -173,7 +173,7 @@ class TrainingLoop:
         if any(seed.schedule.evaluates for seed in training.values()):
             hosts.from_writer("begun", lambda: self._evaluator(training).begin(self._policies(training)))
         if self.config.checkpoint.enabled:
-            store.preload()  # while the programs compile
+            importlib.import_module("orbax.checkpoint")  # takes a moment, while the programs compile
         self._program(training)
         if self.config.eval.at_start and not any(seed.host.logged_iteration for seed in training.values()):
             for number, metrics in self._evaluate(training, training).items():
@@ -293,10 +293,7 @@ class TrainingLoop:
         found = [seed for number, seed in training.items() if seed.return_check.suspects(evaluations.get(number, {}))]
         if found:
             evaluator = self.programs.evaluator(found[0].host)
-            with (
-                contextlib.suppress(OutOfMemory),
-                self._console.working("comparing the policy with the best one"),
-            ):
+            with contextlib.suppress(OutOfMemory), self._console.working("comparing the policy with the best one"):
                 compare_with_best(evaluator, self._seeds.policies(training), found)
 
     def _end(self, stop_reasons: dict[int, StopReason]) -> dict[int, StopReason]:

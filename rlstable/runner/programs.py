@@ -27,8 +27,8 @@ from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
 from rlstable.io.versions import versions
-from rlstable.policy import Policy
 from rlstable.policy.evaluator import Evaluator, make_evaluator, require_same_observation
+from rlstable.policy.policy import Policy
 from rlstable.ppo.guards import MoreGuards, check_more
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState

@@ -14,8 +14,8 @@ from rlstable.device import sharding
 from rlstable.device.precision import Level
 from rlstable.io.console import Console
 from rlstable.io.run_folder import best_seed
-from rlstable.policy import Policy, load_policy
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
+from rlstable.policy.policy import Policy, load_policy
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.listener import Listeners, Row
 from rlstable.runner.log import Callback

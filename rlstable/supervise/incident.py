@@ -200,11 +200,7 @@ def in_causal_order(names: Iterable[str]) -> list[str]:
     def rank(name: str) -> tuple[int, int, str]:
         kind, last = group(name), name.split("/", 1)[-1]
         is_ordered = kind == "physics" and last in _IN_ORDER
-        return (
-            _GROUPS.index(kind),
-            _IN_ORDER.index(last) if is_ordered else len(_IN_ORDER),
-            name,
-        )
+        return (_GROUPS.index(kind), _IN_ORDER.index(last) if is_ordered else len(_IN_ORDER), name)
 
     return sorted(names, key=rank)
 

@@ -32,7 +32,7 @@ MISTAKES = [
     ("ppo.num_envs=${ppo.nope}", "${ppo.nope}: ppo.nope: unknown key; allowed here: num_envs, "),
     ("env=import", "env.name: '???' must have the form package.module:Class when env.source=import"),
     ("env.source=import env.name=a:B", "env.source: import alone keeps the recipe of another environment; write env="),
-    ("resume=nowhere", "resume: nowhere is not a run folder, it has no config.yaml; give runs/<env>/<time>"),
+    ("resume=nowhere", "run: nowhere is not a run folder, it has no config.yaml; runs are in runs/<env>/<time>"),
     ("resume=latest", "resume: there is no run in the folder runs yet; make one with rlstable train, or name a folder"),
     ("env=robot env.task.rewards={slip:{}}", "env.task.rewards: names what the task does not have yet; write +"),
     ("env=fast env.randomize=true", "env.randomize: needs env=playground, and env.randomization_fn=null"),

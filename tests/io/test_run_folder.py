@@ -22,7 +22,7 @@ from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.jsonl import JsonLines
 from rlstable.io.run_folder import newest_run
 from rlstable.io.versions import versions
-from rlstable.policy import load_policy
+from rlstable.policy.policy import load_policy
 from rlstable.runner.loop import TrainingLoop
 from rlstable.supervise.stop_reasons import StopReason
 

@@ -17,7 +17,7 @@ from toys import NamedPointMass, assert_same
 
 from rlstable.config import Config, ConfigError
 from rlstable.io.run_folder import KEPT_TEACHER
-from rlstable.policy import Policy, load_policy
+from rlstable.policy.policy import Policy, load_policy
 from rlstable.runner.kept_teacher import teacher_of
 from rlstable.runner.loop import TrainingLoop
 

@@ -21,7 +21,7 @@ from toys import GUARDS_OFF, assert_same, tiny_config
 from rlstable.cli.compose import compose
 from rlstable.config import Config, ConfigError
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.policy import load_policy
+from rlstable.policy.policy import load_policy
 from rlstable.report.page import page
 from rlstable.report.run_record import read_record
 from rlstable.runner.host_state import HostState
