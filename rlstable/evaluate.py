@@ -6,7 +6,6 @@ The exit code is 0 if episodes were played, whatever their returns, and 2 for a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import Field
 
@@ -48,13 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         command.note(f"playing {options.episodes:,} episodes; compilation may take a while")
         result = evaluate_run(run, options.episodes, options.deterministic, options.backend, options.seed)
     if args.json:
-        command.print_json(result.as_data())
-    else:
-        show(result)
-
-
-def show(result: Any) -> None:
-    """Prints a `rlstable.policy.playback.EvaluationResult` as text."""
+        return command.print_json(result.as_data())
     from rich.text import Text
 
     terminal = command.console()

@@ -118,7 +118,7 @@ def test_configuration_of_another_version_is_an_error(copied: Path) -> None:
 
 def test_run_without_a_checkpoint_is_an_error(copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(ConfigError, match="has no checkpoint; the run ended before its first save"):
+    with pytest.raises(ConfigError, match="no checkpoint here; the run has saved none"):
         open_run(copied)
 
 

@@ -114,7 +114,7 @@ class TraceCache(Compiler):
         if lowered is not None:
             return lowered
         args = arguments()
-        with self._precision.compiled(), collector_paused():
+        with self.precision.compiled(), collector_paused():
             saved = _traced(function, args, self._mesh)
         lowered = self._lowered(name, donates, saved)
         if saved is None or lowered is None:  # raises the error of a function that cannot be traced
@@ -143,7 +143,7 @@ class TraceCache(Compiler):
         try:
             shapes = map(_placeholder, trace.exported.in_avals, trace.exported.in_shardings_jax(self._mesh))
             args = jax.tree.unflatten(trace.arguments, shapes)
-            with self._precision.compiled(), collector_paused():
+            with self.precision.compiled(), collector_paused():
                 return jax.jit(program, donate_argnums=range(len(args)) if donates else ()).lower(*args)
         except Exception:
             return None

@@ -305,7 +305,7 @@ def restore_policy(
     require_usable_name(folder)
     require_no_links(folder)
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; give a run folder, which contains checkpoints/")
+        raise ConfigError(f"{folder}: no checkpoint here; the run has saved none, had checkpoint=off, or is no run")
     if isinstance(which, int):
         require_step(folder, steps_in(folder), which)
     confirmed = confirmed_of(folder.parent)

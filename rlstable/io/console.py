@@ -25,7 +25,6 @@ _GOOD_EVENTS = frozenset(
         "symmetry_not_used",
     }
 )  # fmt: skip
-_NOT_SHOWN = frozenset({"backend_chosen", "model_kept"})  # the table at the start has the physics and the model
 _PACE = 50  # rows over which the pace is measured
 _BAR, _FRAME = 10, 0.2  # letters of the bar, and seconds between two drawings
 _STYLES = {"dim": 2, "yellow": 33, "cyan": 36}  # codes of a terminal
@@ -93,8 +92,8 @@ class Console:
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         self._step = step
-        if kind in _NOT_SHOWN or (kind == "stopped" and "of" not in fields):
-            return  # the summary reports the stop
+        if kind == "backend_chosen" or (kind == "stopped" and "of" not in fields):
+            return  # the header has the physics, and the summary the stop
         if kind == "guard_tripped" and "guard" in fields:
             counts = {cause: n for cause, n in fields.items() if isinstance(n, int)}
             self._pending_trips.setdefault(str(fields["guard"]), Counter()).update(counts)

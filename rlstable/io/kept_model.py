@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def resumed_env(env: EnvConfig, resume: str | None, run_dir: Path, report: Calla
     return env
 
 
-def keep(env: EnvConfig, run_dir: Path, event: Callable[..., None]) -> None:
+def keep(env: EnvConfig, run_dir: Path) -> None:
     """Writes the model file of a robot, with all files that it names, into the run folder."""
     if env.xml is None:
         return
@@ -50,7 +49,6 @@ def keep(env: EnvConfig, run_dir: Path, event: Callable[..., None]) -> None:
             raise ConfigError(
                 f"hydra.run.dir: cannot write {path}: {error.strerror}; make room there, or choose another folder"
             ) from error
-        event("model_kept", file=env.xml, sha256=hashlib.sha256(content).hexdigest())
 
 
 def _bundle(env: EnvConfig) -> bytes:

@@ -72,9 +72,4 @@ def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> 
         raise ConfigError(
             f"run: {folder / 'config.yaml'} is not of this version, rlstable {versions()['rlstable']}: {error}"
         ) from error
-    if not (folder / "checkpoints").is_dir():
-        raise ConfigError(
-            f"run: {folder} has no checkpoint; the run ended before its first save, or had checkpoint=off"
-        )
-    policy = load_policy(folder, which)
-    return SavedRun(folder, config, policy, trust)
+    return SavedRun(folder, config, load_policy(folder, which), trust)

@@ -28,7 +28,7 @@ Callback = Callable[[int, Row], Any]
 
 @dataclasses.dataclass(eq=False)
 class SeedLog:
-    """Logs one seed. Events before `start` are kept and logged then."""
+    """Logs one seed. Events before the start of the logbook are kept and logged then."""
 
     number: int
     logbook: Logbook
@@ -48,11 +48,6 @@ class SeedLog:
         self._trips: dict[str, Counter[str]] = {}  # since the last event
         # A script may pass the callback in process 0 only; the exchange needs all processes.
         self._has_callback = hosts.from_writer("has_callback", lambda: self.callback is not None)
-
-    def start(self, continues: bool) -> None:
-        """Opens the outputs, in the writer. Must run when the first step of the run is known."""
-        if hosts.is_writer():
-            self.logbook.start(self.host.wandb_run_id, self.host.logged_step if continues else None)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Logs one event, in the writer, after the trips before it."""
@@ -135,7 +130,7 @@ class SeedLog:
             "seconds": round(host.elapsed, 1),
             "rollbacks": host.attempts.count,
             "signs": host.signs.logged,
-            "warnings": [warning._asdict() for warning in warnings_of(host.tally)],
+            "warnings": [{"name": name, "text": text} for name, text in warnings_of(host.tally).items()],
         }
         if cause is not None and stop_reason in (cause, StopReason.recovery_exhausted):
             fields["cause"] = cause.name

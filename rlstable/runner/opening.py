@@ -124,9 +124,9 @@ class Opening:
                 seed.keep_last_good()
             if hosts.is_writer():
                 write_config(run_dir, settings, programs.machine)
-                keep(config.env, run_dir, log.event)
+                keep(config.env, run_dir)
                 keep_teacher(programs.teacher, run_dir)
-            log.start(continues=config.resume is not None)
+                logbook.start(host.wandb_run_id, None if config.resume is None else host.logged_step)
         except BaseException:
             closing.close()
             if hosts.is_writer() and not resumes:

@@ -98,6 +98,7 @@ class Programs:
         self.listeners: list[Callable[..., None]] = []  # called as `listener(kind, **fields)` with every event
         self.notices: list[tuple[str, dict[str, Any]]] = []  # events of the start, for the log of every seed
         self.iterations: dict[tuple[Level, str], Program] = {}
+        self._single = None if self.environments is None else self.environments.train
         self._setups: dict[tuple[Level, str], TrainingSetup] = {}
         self._evaluators: dict[Level, Evaluator] = {}
         if (cache_error := enable_program_cache(config.compile_cache)) is not None:
@@ -132,9 +133,8 @@ class Programs:
         if key not in self._setups:
             ppo, env = host.plan.of(self.config.ppo, self.config.env)
             config = self.config.with_precision(key[0]._asdict(), ppo=ppo, env=env)
-            args = self.more_guards, self.compiling, self._train_env, self.teacher
-            self._setups[key] = setup = TrainingSetup(config, self.mesh, *args)
-            setup.on_large_constants(self._report_constants)
+            args = self.more_guards, self.compiling, self._single, self.teacher, self._report_constants
+            self._setups[key] = TrainingSetup(config, self.mesh, *args)
         return self._setups[key]
 
     def evaluator(self, host: HostState) -> Evaluator:
@@ -202,7 +202,7 @@ class Programs:
         ppo = self.config.ppo.model_copy(update={"num_envs": num_envs})
         env = self.config.env.model_copy(update={"restore_info": restore_info})
         config = self.config.with_precision(level._asdict(), ppo=ppo, env=env)
-        return TrainingSetup(config, self.mesh, self.more_guards, single=self._train_env).shapes()
+        return TrainingSetup(config, self.mesh, self.more_guards, single=self._single).shapes()
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
@@ -266,7 +266,3 @@ class Programs:
             self._reported_constants = True
             problem = "arrays of the environment are part of each program, which takes time and memory to compile"
             self.event("large_constants", megabytes=size // 10**6, problem=f"{problem}; make the arrays smaller")
-
-    @property
-    def _train_env(self) -> Any:
-        return None if self.environments is None else self.environments.train

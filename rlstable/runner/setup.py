@@ -98,6 +98,7 @@ def make_ppo(
     )
 
 
+@dataclasses.dataclass(eq=False)
 class TrainingSetup:
     """Environments, PPO and the training program of one configuration, at the configured precision.
 
@@ -106,19 +107,16 @@ class TrainingSetup:
     teacher.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        mesh: Mesh,
-        more_guards: MoreGuards | None = None,
-        compiling: Compiling | None = None,
-        single: Any = None,
-        teacher: Policy | None = None,
-    ):
-        self._config = config
-        self._mesh = mesh
-        more = more_guards or {}
-        self._compiling = compiling or (lambda _: contextlib.nullcontext())
+    config: Config
+    mesh: Mesh
+    more_guards: MoreGuards | None = None
+    compiling: Compiling = lambda _: contextlib.nullcontext()
+    single: Any = None
+    teacher: Policy | None = None
+    report_constants: Callable[[int], None] = lambda size: None  # `Compiler.on_large_constants`
+
+    def __post_init__(self) -> None:
+        config, mesh, single, more, teacher = self.config, self.mesh, self.single, self.more_guards or {}, self.teacher
         if single is None:
             self.loaded = load(config.env, None, len(mesh.local_devices))
         else:
@@ -148,17 +146,14 @@ class TrainingSetup:
         self.ppo: PPO = faults.arm(ppo, config.precision.matmul, config.fault)
         # A guard given as an object and the numbers of a teacher have no key for the trace cache.
         self._compiler = compiler_of(config, mesh, single, cached=not more and teacher is None)
+        self._compiler.on_large_constants = self.report_constants
         self._parameters: Future[Any] | None = None
         self._training: Future[Any] | None = None
         batch = min(config.env.reset_pool_size, config.ppo.num_envs)
-        self._resets = Resets(self.env, batch, self.precision, self._compiler, mesh.size)
+        self._resets = Resets(self.env, batch, self._compiler, mesh.size)
         if teacher is not None:
             seen = self._resets.shapes(config.ppo.num_envs).obs
             self.ppo = dataclasses.replace(self.ppo, teacher=teacher_of(teacher, single, config.env.history, seen))
-
-    def on_large_constants(self, report: Callable[[int], None]) -> None:
-        """Sets the function that is called with the bytes of large constants, before the program is compiled."""
-        self._compiler.on_large_constants = report
 
     def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
         """The training state before the first iteration: clean first states, initial parameters, placed on the devices.
@@ -168,11 +163,11 @@ class TrainingSetup:
         """
         # Other seeds of the same setup use the same compiled programs.
         shapes = self._first_states()
-        ppo, played, pool = self._config.ppo.num_envs, self._config.eval.num_envs, self._config.env.reset_pool_size
-        if self._config.supervise.memory.adapt:
+        ppo, played, pool = self.config.ppo.num_envs, self.config.eval.num_envs, self.config.env.reset_pool_size
+        if self.config.supervise.memory.adapt:
             counts = {"ppo.num_envs": ppo, "eval.num_envs": played, "env.reset_pool_size": pool}
             require_states(shapes, ppo, counts)
-        with self._compiling("resets") if self._parameters is None else contextlib.nullcontext():
+        with self.compiling("resets") if self._parameters is None else contextlib.nullcontext():
             resets = self._resets.begin()
             if ahead:
                 self.begin()  # first, because its compilation takes longest
@@ -183,7 +178,7 @@ class TrainingSetup:
             resets.result()
             env_state, pool = self._draw(key_resets)
             state = self._initial(self._parameters.result()(key), env_state, pool, fault)
-        return sharding.place(state, self._mesh, SPECS)
+        return sharding.place(state, self.mesh, SPECS)
 
     def shapes(self) -> TrainState:
         """Shapes, dtypes and shardings of the first training state; nothing is reset, stepped or allocated."""
@@ -196,13 +191,13 @@ class TrainingSetup:
             with self.precision.compiled():
                 return jax.eval_shape(narrow, *args)
 
-        config, pool = self._config, None
+        config, pool = self.config, None
         if self.env.uses_pool:
             # Packing a pool on the host needs arrays, not shapes; a pool is small.
-            pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self._mesh.size)))
+            pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self.mesh.size)))
         state = shapes_of(self._untrained, host_keys.shape())
         state = shapes_of(functools.partial(self._initial, fault=config.fault), state, self._first_states(), pool)
-        return sharding.placeholders(state, self._mesh, SPECS)
+        return sharding.placeholders(state, self.mesh, SPECS)
 
     def begin(self) -> None:
         """Starts compiling the training program for one state in the background, if that is possible."""
@@ -212,7 +207,7 @@ class TrainingSetup:
     def compiled(self, *states: TrainState) -> Program:
         """The training program of these states or their `shapes`, one per seed; compiled before its first call."""
         compiling, self._training = self._training, None
-        with self._compiling("training"):
+        with self.compiling("training"):
             executable = (compiling or self._begin(len(states), lambda: states)).result()
             return Program(executable, self.precision)
 
@@ -235,7 +230,7 @@ class TrainingSetup:
         tuning = dataclasses.replace(state.tuning, loss_scale=now)
         slots = jax.tree.map(_blank, shapes.incident)
         parts = {"env_state": env_state, "tuning": tuning, "incident": slots}
-        return sharding.place(dataclasses.replace(state, **parts), self._mesh, SPECS)
+        return sharding.place(dataclasses.replace(state, **parts), self.mesh, SPECS)
 
     def with_empty_slots(self, state: TrainState) -> TrainState:
         """Adds empty incident slots to a state; a saved state has none."""
@@ -258,7 +253,7 @@ class TrainingSetup:
         """Starts compiling the training program for a number of states, in a background thread."""
         program = sharding.over_devices(
             vmap_seeds(self.ppo.iteration),
-            self._mesh,
+            self.mesh,
             ((SPECS,) * count,),
             ((SPECS, sharding.REPLICATED),) * count,
             donate=(0,),
@@ -267,7 +262,7 @@ class TrainingSetup:
 
     def _first_states(self) -> Any:
         """Shapes of the first states; a `ConfigError` if the configuration needs time limits that these do not have."""
-        config = self._config
+        config = self.config
         states = self._resets.shapes(config.ppo.num_envs)
         if config.ppo.bootstrap_on_timeout and "time_out" not in states.info:
             raise ConfigError(
@@ -278,7 +273,7 @@ class TrainingSetup:
 
     def _initial(self, untrained: TrainState, env_state: Any, pool: Any, fault: FaultConfig) -> TrainState:
         """The training state before the first iteration, with its injected fault if there is one."""
-        return faults.armed_state(with_environments(untrained, self.ppo, env_state, pool, self._mesh.size), fault)
+        return faults.armed_state(with_environments(untrained, self.ppo, env_state, pool, self.mesh.size), fault)
 
     @functools.cached_property
     def _untrained(self) -> Any:
@@ -292,7 +287,7 @@ class TrainingSetup:
 
     def _draw_environments(self, key: jax.Array) -> EnvState:
         """First states for every environment, with `env.stagger` at different steps of an episode."""
-        state, config = self._resets.draw(key, self._config.ppo.num_envs), self._config.env
+        state, config = self._resets.draw(key, self.config.ppo.num_envs), self.config.env
         if not config.stagger:
             return state
         steps = np.asarray(state.info["steps"])
@@ -301,10 +296,10 @@ class TrainingSetup:
         return state.replace(info={**state.info, "steps": spread})
 
     def _pool(self, key: jax.Array) -> Any:
-        return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)
+        return self._resets.pool(key, self.config.env.reset_pool_size * self.mesh.size)
 
     def _with(self, state: TrainState, **parts: Any) -> TrainState:
-        placed = {name: sharding.place(part, self._mesh, sharding.SPLIT) for name, part in parts.items()}
+        placed = {name: sharding.place(part, self.mesh, sharding.SPLIT) for name, part in parts.items()}
         return dataclasses.replace(state, **placed)
 
 

@@ -25,7 +25,6 @@ from rlstable.io.run_folder import (
     best_seed,
     free_reserve,
     has_checkpoint,
-    seed_folder,
     seed_folders,
     seed_of,
     write_result,
@@ -208,18 +207,9 @@ def finish_files(
         console.message(f"result.json could not be written: {error}")
     if not gone:
         listeners.ended(run_dir, fields)
-    seeds = fields.get("seeds")
-    policy = run_dir
-    if seeds is not None:
-        saved_seeds = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
-        policy = best_seed(run_dir) or next(iter(saved_seeds), run_dir)
-    saved = not gone and any(map(has_checkpoint, (run_dir, *seed_folders(run_dir))))
-    rows = describe(StopReason[fields["stop_reason"]], fields, run_dir, policy if saved else None, by_name)
-    for seed, seed_fields in (seeds or {}).items():
-        folder = seed_folder(run_dir, seed)
-        seed_reason = StopReason[seed_fields["stop_reason"]]
-        if seed_reason in GIVEN_UP and seed_reason is not StopReason.needs_own_program and has_checkpoint(folder):
-            rows.append((f"seed {seed} alone", command("train", folder, "resume=")))
+    saved = [] if gone else [folder for folder in (run_dir, *seed_folders(run_dir)) if has_checkpoint(folder)]
+    policy = best_seed(run_dir) or saved[0] if saved else None
+    rows = describe(StopReason[fields["stop_reason"]], fields, run_dir, policy, by_name)
     console.summary(rows + describe_warnings(fields))
 
 

@@ -310,19 +310,12 @@ def recovered_text(sign: Mapping[str, Any], before: str) -> str:
     return f"{before}recovered at step {step:,}" if step else ""
 
 
-class RunWarning(NamedTuple):
-    """A warning about a whole run: a fixed name for scripts, and one sentence with the numbers and a first remedy."""
-
-    name: str
-    text: str
-
-
 LOSS_NOT_FINITE = "loss_not_finite"  # the warning of a run whose policy is ruined
 _MOST = 0.5  # share of transitions
 
 
-def warnings_of(tally: Tally) -> list[RunWarning]:
-    """Trouble that the stop reason does not name, in a fixed order; empty for a healthy run."""
+def warnings_of(tally: Tally) -> dict[str, str]:
+    """Trouble that the stop reason does not name: a sentence with numbers and a remedy, by its name for scripts."""
     latest = sum(tally.latest) / max(len(tally.latest), 1)
     mostly_rejected = tally.rejected > _MOST * tally.transitions
     guards = [f"guards/{name} ({n:,}, most for {tally.main_cause(name)})" for name, n in [*tally.tripped.items()][:2]]
@@ -355,7 +348,7 @@ def warnings_of(tally: Tally) -> list[RunWarning]:
             "policy learned anything; check rewards and observations with python -m rlstable.doctor",
         ),
     )
-    return [RunWarning(name, text) for applies, name, text in table if applies]
+    return {name: text for applies, name, text in table if applies}
 
 
 _BAD_UNITS = (

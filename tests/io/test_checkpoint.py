@@ -186,7 +186,7 @@ def test_restore_policy_needs_only_the_folder(tmp_path):
 
 def test_missing_checkpoints_are_named_in_one_line(tmp_path):
     gone = tmp_path / "gone"
-    with pytest.raises(ConfigError, match=f"^{gone}: no such folder; give a run folder"):
+    with pytest.raises(ConfigError, match=f"^{gone}: no checkpoint here"):
         restore_policy(gone)
     with pytest.raises(ConfigError, match=f"^{tmp_path}: no checkpoint here"):
         restore_policy(tmp_path)
