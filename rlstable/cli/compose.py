@@ -53,10 +53,7 @@ def _as_hydra_reads(word: str) -> str:
     if key not in _PATHS or not equals:
         return _quoted(word)
     if word == "resume=latest":
-        try:
-            return f"resume={literal(latest_run())}"
-        except ValueError as error:
-            raise ConfigError(f"resume: {error}") from None
+        return f"resume={literal(latest_run())}"
     bare = folder.strip("'\"")
     if bare.startswith("~"):
         return f"{key}={literal(expand_home(bare))}"

@@ -9,18 +9,18 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlstable.config.schema import Flag, Folder, Integer, Section, Seed, expand_home
+from rlstable.config.schema import ConfigError, Flag, Folder, Integer, Section, Seed, expand_home
 
 LATEST = Path("latest")
 
 
 def latest_run(one_seed: bool = False) -> Path:
-    """The newest run folder under `runs`, or that of its best seed, which it prints; a ValueError without a run."""
+    """The newest run folder under `runs`, or that of its best seed, which it prints; a `ConfigError` without a run."""
     from rlstable.io.run_folder import best_seed, newest_run
 
     run = newest_run()
     if run is None:
-        raise ValueError("there is no run in the folder runs yet; make one with rlstable train, or name a folder")
+        raise ConfigError("there is no run in the folder runs yet; make one with rlstable train, or name a folder")
     best = best_seed(run) if one_seed else None
     print(f"run: {best or run}, {'the best seed of ' * (best is not None)}the newest run", file=sys.stderr)
     return best or run

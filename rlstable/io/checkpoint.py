@@ -287,21 +287,18 @@ class Checkpoints:
 
 
 def restore_policy(
-    directory: str | Path, which: Literal["best", "latest"] | int = "best", on_event: OnEvent | None = None
+    run_dir: str | Path, which: Literal["best", "latest"] | int = "best", on_event: OnEvent | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Restores a policy from a run folder without changing the folder, also during the run.
 
-    `directory` is the folder of the run, or its folder `checkpoints`. `which` is a number, "latest" or "best": the
-    confirmed best, else the best by a single evaluation, else the latest. If the best or latest checkpoint is damaged,
-    the next best or the previous checkpoint is used, with the event `checkpoint_damaged`, or a warning without
-    `on_event`.
+    `which` is a number, "latest" or "best": the confirmed best, else the best by a single evaluation, else the latest.
+    If the best or latest checkpoint is damaged, the next best or the previous checkpoint is used, with the event
+    `checkpoint_damaged`, or a warning without `on_event`.
 
     Returns the policy as a nested dict of NumPy arrays, and the host data, which contain `confirmed_return` if the
     checkpoint is the confirmed best. Raises `ConfigError` if the checkpoint does not exist or cannot be read.
     """
-    folder = Path(directory).absolute()
-    if (folder / "checkpoints").is_dir():
-        folder = folder / "checkpoints"
+    folder = Path(run_dir).absolute() / "checkpoints"
     require_usable_name(folder)
     require_no_links(folder)
     if not folder.is_dir():

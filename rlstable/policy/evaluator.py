@@ -120,7 +120,7 @@ class Evaluator:
         elapsed = (time.perf_counter() - started) / len(policies)
         return [
             {**summarize(episodes), "eval/epoch_eval_time": elapsed, "eval/sps": float(episodes.length.sum()) / elapsed}
-            for policy, episodes in zip(policies, played, strict=True)
+            for episodes in played
         ]
 
     def play(self, policies: Sequence[PolicySnapshot]) -> list[Episodes]:

@@ -233,7 +233,7 @@ def load_policy(
     """
     run_dir = located(run_dir)
     require_one_seed(run_dir)
-    arrays, host = restore_policy(run_dir / "checkpoints", which)
+    arrays, host = restore_policy(run_dir, which)
     spec: Mapping[str, Any] | None = host.get("policy")
     if spec is None:
         raise ConfigError(f"run_dir: the checkpoint in {run_dir} holds no policy; choose a run folder of rlstable")

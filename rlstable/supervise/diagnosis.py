@@ -67,10 +67,7 @@ _LIMITERS = {
 def _limiter(name: str) -> Sign:
     bound = 0.5 if name == "gradient_norm" else 0.2
     return Sign(
-        f"limiter_saturated/{name}",
-        f"limiters/{name}/active",
-        lambda value, row: value > bound,
-        50, 50,
+        f"limiter_saturated/{name}", f"limiters/{name}/active", lambda value, row: value > bound, 50, 50,
         f"the limiter {name} was active {{mean:.0%}} of the time for 50 iterations: it takes part in learning",
         _LIMITERS[name],
     )  # fmt: skip
@@ -324,30 +321,26 @@ def warnings_of(tally: Tally) -> dict[str, str]:
     never_finite = tally.finite == 0 and tally.void == tally.evaluations and tally.loss_is_finite
     table = (
         (
-            not tally.loss_is_finite,
-            LOSS_NOT_FINITE,
+            not tally.loss_is_finite, LOSS_NOT_FINITE,
             f"no finite loss since step {tally.finite_loss_step:,}, so the networks are ruined and this policy is of "
             "no use; train again with guards=default, and find the cause with python -m rlstable.doctor",
         ),
         (
-            mostly_rejected or latest > _MOST,
-            "transitions_rejected",
+            mostly_rejected or latest > _MOST, "transitions_rejected",
             f"guards rejected {tally.rejected:,} of {tally.transitions:,} transitions, and {100.0 * latest:.0f} % of "
             f"them in the last {len(tally.latest)} iterations; most trips: {', '.join(guards)}",
         ),
         (
-            0 < tally.void == tally.evaluations,
-            "evaluations_void",
+            0 < tally.void == tally.evaluations, "evaluations_void",
             f"all {tally.evaluations:,} evaluations were void: every episode was aborted or had no finite return, so "
             "checkpoints could not be compared; look at eval/aborted_share and run python -m rlstable.doctor",
         ),
         (
-            expects_return and never_finite,
-            "no_finite_return",
+            expects_return and never_finite, "no_finite_return",
             "no episode had a finite return, neither in training nor in an evaluation, so it is unknown whether the "
             "policy learned anything; check rewards and observations with python -m rlstable.doctor",
         ),
-    )
+    )  # fmt: skip
     return {name: text for applies, name, text in table if applies}
 
 

@@ -33,7 +33,7 @@ MISTAKES = [
     ("env=import", "env.name: '???' must have the form package.module:Class when env.source=import"),
     ("env.source=import env.name=a:B", "env.source: import alone keeps the recipe of another environment; write env="),
     ("resume=nowhere", "run: nowhere is not a run folder, it has no config.yaml; runs are in runs/<env>/<time>"),
-    ("resume=latest", "resume: there is no run in the folder runs yet; make one with rlstable train, or name a folder"),
+    ("resume=latest", "there is no run in the folder runs yet; make one with rlstable train, or name a folder"),
     ("env=robot env.task.rewards={slip:{}}", "env.task.rewards: names what the task does not have yet; write +"),
     ("env=fast env.randomize=true", "env.randomize: needs env=playground, and env.randomization_fn=null"),
     ("env=fast env.impl=warp", "env.impl: needs env=playground or env=robot; env.backend chooses the physics of"),
