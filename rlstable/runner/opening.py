@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rlstable import faults
 from rlstable.config import Config, ConfigError
-from rlstable.config.guards import GuardsConfig
 from rlstable.device import hosts
 from rlstable.device.precision import Level
 from rlstable.device.shared import has_shared
@@ -110,10 +109,11 @@ class Opening:
             limits, causes = limits_of(config.guards), cause_names(setup.env.guards)
             about = {"seed": config.seed, "fault": fault.site, "versions": programs.versions, "config": settings}
             args = config.supervise.incident, limits, causes, about, log.event
-            watch, watches = config.guards.return_watch, config.watches_return
+            guards, watch, watches = config.guards, config.guards.return_watch, config.watches_return
+            patience = {"policy_diverged": guards.policy.patience, "value_loss_exploded": guards.value_loss.patience}
             seed = Seed(
                 config, run_dir, programs, host, keys, self._schedule(host), log, state, snapshots,
-                Recovery(config.supervise.recovery, _patience(config.guards)),
+                Recovery(config.supervise.recovery, patience),
                 ReturnCheck(watch, config.total_steps, host, keys, snapshots, log.event, watches),
                 Incidents(run_dir, *args), saving, closing,
             )  # fmt: skip
@@ -176,7 +176,3 @@ class Opening:
                 f"seeds: {config.env.name} keeps the contacts of all environments in one array (MJX-Warp), which "
                 "cannot be mapped over seeds; train one seed per process with seeds=1, or use impl=jax"
             )
-
-
-def _patience(guards: GuardsConfig) -> dict[str, int]:
-    return {"policy_diverged": guards.policy.patience, "value_loss_exploded": guards.value_loss.patience}
