@@ -15,11 +15,11 @@ __all__ = ["ConfigError", "Listener", "Policy", "Result", "__version__", "fit", 
 _MODULE_OF = {
     "ConfigError": "rlstable.config",
     "Listener": "rlstable.runner.listener",
-    "Policy": "rlstable.policy",
+    "Policy": "rlstable.policy.policy",
     "Result": "rlstable.runner.seeds",
     "fit": "rlstable.api",
     "gym_env": "rlstable.gym.make",
-    "load_policy": "rlstable.policy",
+    "load_policy": "rlstable.policy.policy",
 }
 
 

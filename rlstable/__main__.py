@@ -11,35 +11,22 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rlstable import __version__
 
-
-class Command(NamedTuple):
-    """A command.
-
-    Attributes:
-        function: Import path of its function, `module:function`.
-        summary: Its line in the listing.
-    """
-
-    function: str
-    summary: str
-
-
+# By command the import path of its function, and its line in the listing.
 COMMANDS = {
-    "demo": Command("rlstable.demo.__main__:main", "watch trained policies that come with the package"),
-    "train": Command("rlstable.train:command", "train a policy: rlstable train env=ant ppo.learning_rate=1e-4"),
-    "evaluate": Command("rlstable.evaluate:main", "play many episodes with a policy: returns with intervals"),
-    "render": Command("rlstable.render.__main__:main", "draw episodes as a 3D page, or as films"),
-    "report": Command("rlstable.report.__main__:main", "write a page about one run or several"),
-    "export": Command("rlstable.export.__main__:main", "write a policy as ONNX and StableHLO"),
-    "play": Command("rlstable.play:main", "run an exported policy of a robot in plain MuJoCo"),
-    "doctor": Command("rlstable.doctor.__main__:process", "check this machine and a model before a run"),
-    "replay": Command("rlstable.replay.__main__:main", "repeat a bad step of an incident in three engines"),
-    "sweep-report": Command("rlstable.report.__main__:sweep_report", "write a page about a sweep"),
-    "version": Command("rlstable.__main__:version", "print the version"),
+    "demo": ("rlstable.demo.__main__:main", "watch trained policies that come with the package"),
+    "train": ("rlstable.train:command", "train a policy: rlstable train env=ant ppo.learning_rate=1e-4"),
+    "evaluate": ("rlstable.evaluate:main", "play many episodes with a policy: returns with intervals"),
+    "render": ("rlstable.render.__main__:main", "draw episodes as a 3D page, or as films"),
+    "report": ("rlstable.report.__main__:main", "write a page about one run or several"),
+    "export": ("rlstable.export.__main__:main", "write a policy as ONNX and StableHLO"),
+    "play": ("rlstable.play:main", "run an exported policy of a robot in plain MuJoCo"),
+    "doctor": ("rlstable.doctor.__main__:process", "check this machine and a model before a run"),
+    "replay": ("rlstable.replay.__main__:main", "repeat a bad step of an incident in three engines"),
+    "sweep-report": ("rlstable.report.__main__:sweep_report", "write a page about a sweep"),
+    "version": ("rlstable.__main__:version", "print the version"),
 }
 _CONFIG_ERROR = 2  # exit code
 
@@ -54,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if name not in COMMANDS:
         print(f"rlstable: {mistake(name)}", file=sys.stderr)
         sys.exit(_CONFIG_ERROR)
-    module, _, function = COMMANDS[name].function.partition(":")
+    module, _, function = COMMANDS[name][0].partition(":")
     sys.argv = [f"{_typed()} {name}", *words[1:]]  # Hydra reads it, and printed commands begin with it
     getattr(importlib.import_module(module), function)()
 
@@ -69,7 +56,7 @@ def _typed() -> str:
 def listing() -> str:
     """The commands with a line each."""
     width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    rows = "\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items())
     return (
         f"rlstable {__version__}: PPO on Brax and MuJoCo MJX environments that does not blow up.\n\n"
         f"usage: rlstable <command> ...\n\n{rows}\n\n"

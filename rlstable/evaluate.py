@@ -6,7 +6,6 @@ The exit code is 0 if episodes were played, whatever their returns, and 2 for a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import Field
 
@@ -48,21 +47,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         command.note(f"playing {options.episodes:,} episodes; compilation may take a while")
         result = evaluate_run(run, options.episodes, options.deterministic, options.backend, options.seed)
     if args.json:
-        command.print_json(result.as_data())
-    else:
-        show(result)
-
-
-def show(result: Any, terminal: Any = None) -> None:
-    """Prints the result as text.
-
-    Args:
-        result: A `rlstable.policy.playback.EvaluationResult`.
-        terminal: A rich console; standard output if None.
-    """
+        return command.print_json(result.as_data())
     from rich.text import Text
 
-    terminal = command.console() if terminal is None else terminal
+    terminal = command.console()
     terminal.print(Text(f"\n{result.title}", style="bold"))
     terminal.print(result.table())
     for line in result.lines():

@@ -88,10 +88,9 @@ def command() -> None:
 
 
 def run_job(composed: DictConfig) -> tuple[int, float]:
-    """Runs one configuration until it stops; the only exception it raises is a keyboard interrupt.
+    """Runs one configuration until it stops; returns the exit code, and the return of its policy, always finite.
 
-    Returns:
-        Exit code, and the return of the policy that the run hands over, which is always finite.
+    The only exception that it raises is a keyboard interrupt.
     """
     options = HydraConfig.get()
     run_dir = Path(options.runtime.output_dir)
@@ -99,13 +98,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     in_sweep = options.mode is RunMode.MULTIRUN
     if in_sweep and _stopped_by_signal:
         stop_reason = _stopped_by_signal[0]
-        fields = {
-            "stop_reason": stop_reason.name,
-            "exit_code": stop_reason.exit_code,
-            "step": 0,
-            "overrides": overrides,
-        }
-        write_result(run_dir, fields)
+        write_result(run_dir, _untrained(stop_reason) | {"overrides": overrides})
         return stop_reason.exit_code, WORST_SCORE
     writes = False
     try:
@@ -147,8 +140,7 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
     except Exception as error:
         traceback.print_exc()
         stop_reason = _announced(StopReason.error, str(error))
-    known = read_result(run_dir) if writes else None
-    result = known or {"stop_reason": stop_reason.name, "exit_code": stop_reason.exit_code, "step": 0}
+    result = (read_result(run_dir) if writes else None) or _untrained(stop_reason)
     if in_sweep and writes:
         try:
             write_result(run_dir, result | {"overrides": overrides})
@@ -158,6 +150,10 @@ def run_job(composed: DictConfig) -> tuple[int, float]:
         _remove_if_empty(run_dir)  # Hydra made the folder; a configuration error leaves no empty folder
     score = outcome_of(result).value
     return stop_reason.exit_code, WORST_SCORE if score is None else score
+
+
+def _untrained(stop_reason: StopReason) -> dict[str, Any]:
+    return {"stop_reason": stop_reason.name, "exit_code": stop_reason.exit_code, "step": 0}
 
 
 def _announced(stop_reason: StopReason, message: str) -> StopReason:

@@ -89,7 +89,7 @@ def recording() -> Iterator[dict[str, Recorded]]:
     """Traces and records the programs that runs inside build; instead of compiled programs they get `_Ones`."""
     programs: dict[str, Recorded] = {}
 
-    def compiler_of(config: Config, *_: Any) -> Compiler:
+    def compiler_of(config: Config, *_: Any, **__: Any) -> Compiler:
         return _Recorder(level(config.precision), programs)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -105,9 +105,9 @@ class _Recorder(Compiler):
 
     def build(self, name: str, function: Any, arguments: Arguments, **_: bool) -> Future[Any]:
         given = arguments()
-        with self._precision.compiled():
+        with self.precision.compiled():
             traced = function.trace(*given)
-        self._recorded[name] = Recorded(traced, self._precision, function, given)
+        self._recorded[name] = Recorded(traced, self.precision, function, given)
         future: Future[Any] = Future()
         future.set_result(_Ones(traced.out_info))
         return future

@@ -58,7 +58,7 @@ class _Shared(Compiler):
         key = (self._origin, name, _shapes(given))
         if key not in _programs or _programs[key].exception() is not None:
             _programs[key] = self._compiler.build(name, function, lambda: given, **options)
-            with self._compiler._precision.compiled():
+            with self._compiler.precision.compiled():
                 _outputs[self._origin, name] = jax.eval_shape(function, *given)
         return _programs[key]
 
@@ -76,7 +76,7 @@ def _assemble(
     kinds = (type(self), type(ppo), type(self.env), type(self.env.env))
     compiler = self._compiler
     allowed = config.may_tighten_clipping, config.may_separate_rates
-    self._compiler = _Shared(compiler, (_training_key(config), allowed, kinds, repr(guards), self._mesh))
+    self._compiler = _Shared(compiler, (_training_key(config), allowed, kinds, repr(guards), self.mesh))
     self._resets._compiler = _Shared(compiler, (_resets_key(config), kinds[2:], repr(self.env.guards)))
 
 

@@ -20,8 +20,9 @@ from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.evaluate import main
 from rlstable.io.run_folder import write_config
-from rlstable.policy import load_policy, saved_run
+from rlstable.policy import saved_run
 from rlstable.policy.playback import evaluate_run
+from rlstable.policy.policy import load_policy
 from rlstable.policy.saved_run import open_run
 from rlstable.policy.statistics import estimate
 

@@ -88,7 +88,7 @@ class Program:
 def armed(config: Config, env: Any) -> tuple[PPO, TrainState]:
     """PPO and its first state with a fault, as `TrainingLoop` assembles them."""
     ppo, state = assemble(config, env, faulty=True)
-    ppo = faults.arm(ppo, config.precision.matmul, config.fault.below)
+    ppo = faults.arm(ppo, config.precision.matmul, config.fault)
     return ppo, faults.armed_state(state, config.fault)
 
 

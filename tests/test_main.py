@@ -44,8 +44,8 @@ def test_unknown_command_is_one_line_and_exit_code_2(
 
 
 def test_every_command_has_a_function() -> None:
-    for command in rlstable.COMMANDS.values():
-        module, _, function = command.function.partition(":")
+    for function, _ in rlstable.COMMANDS.values():
+        module, _, function = function.partition(":")
         assert callable(getattr(import_module(module), function))
 
 

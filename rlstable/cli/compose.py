@@ -53,10 +53,7 @@ def _as_hydra_reads(word: str) -> str:
     if key not in _PATHS or not equals:
         return _quoted(word)
     if word == "resume=latest":
-        try:
-            return f"resume={literal(latest_run())}"
-        except ValueError as error:
-            raise ConfigError(f"resume: {error}") from None
+        return f"resume={literal(latest_run())}"
     bare = folder.strip("'\"")
     if bare.startswith("~"):
         return f"{key}={literal(expand_home(bare))}"
@@ -133,10 +130,8 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
         except OmegaConfBaseException as error:
             raise explain(error) from error
         return load({key: value for key, value in data.items() if key != "hydra"})
-    saved_file = expand_home(str(resume)) / "config.yaml"
-    if not saved_file.is_file():
-        raise ConfigError(f"resume: {resume} is not a run folder, it has no config.yaml; give runs/<env>/<time>")
-    settings = read_settings(saved_file.parent)
+    folder = expand_home(str(resume))
+    settings = read_settings(folder)
     saved: Any = OmegaConf.create({**settings, "trust": False})  # trust counts only on the command line
     env = settings.get("env")
     trained_on = env.get("name") if isinstance(env, dict) else None
@@ -150,7 +145,7 @@ def with_saved(composed: DictConfig, overrides: Sequence[str]) -> Config:
         OmegaConf.update(saved, key, value, merge=False, force_add=True)
     plain: Any = OmegaConf.to_container(saved, resolve=False)  # `${oc.env:NAME}` in a saved file stays a text
     config = load(plain)
-    require_trust(saved_file, config.env, config.trust, typed=typed.values())
+    require_trust(folder / "config.yaml", config.env, config.trust, typed=typed.values())
     return config
 
 

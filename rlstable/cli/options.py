@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlstable.config.schema import Flag, Folder, Integer, Section, Seed, expand_home
+from rlstable.config.schema import ConfigError, Flag, Folder, Integer, Section, Seed, expand_home
 
 LATEST = Path("latest")
 
 
 def latest_run(one_seed: bool = False) -> Path:
-    """The newest run folder under `runs`, or that of its best seed, which it prints; a ValueError without a run."""
+    """The newest run folder under `runs`, or that of its best seed, which it prints; a `ConfigError` without a run."""
     from rlstable.io.run_folder import best_seed, newest_run
 
     run = newest_run()
     if run is None:
-        raise ValueError("there is no run in the folder runs yet; make one with rlstable train, or name a folder")
+        raise ConfigError("there is no run in the folder runs yet; make one with rlstable train, or name a folder")
     best = best_seed(run) if one_seed else None
     print(f"run: {best or run}, {'the best seed of ' * (best is not None)}the newest run", file=sys.stderr)
     return best or run
@@ -28,10 +29,6 @@ def latest_run(one_seed: bool = False) -> Path:
 def found_run(folder: Path, one_seed: bool = False) -> Path:
     """The folder that `run=` names, or the newest one for `latest`; see `latest_run`."""
     return latest_run(one_seed) if folder == LATEST else expand_home(folder)
-
-
-def _with_policy(folder: Path) -> Path:
-    return found_run(folder, one_seed=True)
 
 
 def _no_file(out: Path) -> Path:
@@ -46,7 +43,7 @@ OutFolder = Annotated[Folder, AfterValidator(_no_file)]
 class PolicyOptions(Section):
     """Selects a run and one of its policies."""
 
-    run: Annotated[Path, AfterValidator(_with_policy)] = Field(
+    run: Annotated[Path, AfterValidator(functools.partial(found_run, one_seed=True))] = Field(
         LATEST, validate_default=True, description="folder of the run, runs/<env>/<time>; latest, the newest in runs"
     )
     which: Literal["best", "latest"] | Annotated[Integer, Field(ge=0)] = Field(

@@ -28,15 +28,8 @@ _OTHER_KEYS = {
 }
 # Tasks that learn more with short training episodes (docs/lab_log.md, 2026-11-28).
 _SHORT_EPISODES = ("FingerTurnEasy", "FingerTurnHard", "HumanoidRun", "HumanoidStand", "HumanoidWalk")
-# The settings of this configuration that Brax rounds the number of steps with.
-_ROUNDING = {
-    "batch_size": "ppo.batch_size",
-    "unroll_length": "ppo.unroll_length",
-    "num_minibatches": "ppo.num_minibatches",
-    "num_resets_per_eval": "ppo.num_resets_per_eval",
-    "action_repeat": "env.action_repeat",
-    "num_evals": "eval.num_evals",
-}
+# The arguments that Brax rounds the number of steps with.
+_ROUNDING = ("batch_size", "unroll_length", "num_minibatches", "num_resets_per_eval", "action_repeat", "num_evals")
 
 
 def resolve(key: str, _root_: DictConfig) -> Any:
@@ -47,7 +40,7 @@ def resolve(key: str, _root_: DictConfig) -> Any:
     impl = OmegaConf.select(_root_, "env.impl")
     settings = _settings(str(task), None if impl in (None, "auto") else str(impl))
     if key == "total_steps":
-        rounding = {name: OmegaConf.select(_root_, other) for name, other in _ROUNDING.items()}
+        rounding = {name: OmegaConf.select(_root_, _key(name)) for name in _ROUNDING}
         return _rounded(settings[key], rounding)
     if key in settings:
         return settings[key]
@@ -70,6 +63,10 @@ def short_episodes(yes: int | None, no: int | None, _root_: DictConfig) -> int |
     return yes if OmegaConf.select(_root_, "env.name") in _SHORT_EPISODES else no
 
 
+def _key(argument: str) -> str:
+    return _OTHER_KEYS.get(argument, f"ppo.{argument}")
+
+
 @functools.cache
 def _settings(task: str, impl: str | None) -> dict[str, Any]:
     """Playground's settings of a task by dotted key, with the meaning they have in rlstable."""
@@ -78,7 +75,7 @@ def _settings(task: str, impl: str | None) -> dict[str, Any]:
     arguments = ppo_settings(task, impl)
     network = arguments.pop("network_factory", {})
     evals = arguments["num_evals"]
-    settings = {_OTHER_KEYS.get(name, f"ppo.{name}"): _plain(value) for name, value in arguments.items()}
+    settings = {_key(name): _plain(value) for name, value in arguments.items()}
     # Brax also counts the evaluation before training.
     settings |= {"eval.num_evals": max(evals - 1, 1) if evals else 0, "eval.at_start": evals > 1}
     return settings | {f"network.{name}": _plain(value) for name, value in network.items()}

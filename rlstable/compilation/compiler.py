@@ -42,7 +42,7 @@ class Compiler:
     """
 
     def __init__(self, precision: Precision = SINGLE, options: Options | None = None):
-        self._precision = precision
+        self.precision = precision
         self._options = options
         self.on_large_constants: Callable[[int], None] = lambda size: None
 
@@ -69,7 +69,7 @@ class Compiler:
     def _lower(self, name: str, function: Wrapped, arguments: Arguments, donates: bool) -> Lowered:
         del name, donates  # only for the trace cache: `function` already donates
         args = arguments()
-        with self._precision.compiled(), collector_paused():
+        with self.precision.compiled(), collector_paused():
             traced = function.trace(*args)
             size = sum(getattr(constant, "nbytes", 0) for constant in traced.jaxpr.consts)
             if size > _MANY_CONSTANTS:

@@ -25,18 +25,13 @@ _ENVIRONMENT = ("BRAX_", "FLAX_", "MJX_", "MUJOCO_")
 _unmodified = False
 
 
-def mark_process_unmodified() -> None:
+def mark_process_unmodified(unmodified: bool = True) -> None:
     """Declares that files and configuration determine everything that this process traces.
 
     Only the commands `train` and `doctor` call it: before `rlstable.fit`, the user's code may have replaced a function.
     """
     global _unmodified
-    _unmodified = True
-
-
-def mark_process_modified() -> None:
-    global _unmodified
-    _unmodified = False
+    _unmodified = unmodified
 
 
 def fingerprint(*more: str) -> str | None:
@@ -82,7 +77,7 @@ def imported(path: str, key: str, own: bool = True) -> Any:
     name, _, attribute = path.partition(":")
     if own and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    mark_process_modified()
+    mark_process_unmodified(False)
     named_code.check_module(path, key)
     try:
         module = importlib.import_module(name)

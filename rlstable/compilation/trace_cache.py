@@ -48,8 +48,8 @@ _OWN_CALLS = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
 _MOST_FILES = 400  # a run has four programs, of up to a few megabytes each
 
 
-def compiler_of(config: Config, mesh: Mesh, env: Env | None = None) -> Compiler:
-    """Compiler of a run's programs: with the trace cache only if a new trace would certainly be the same.
+def compiler_of(config: Config, mesh: Mesh, env: Env | None = None, cached: bool = True) -> Compiler:
+    """Compiler of a run's programs: if `cached`, with the trace cache if a new trace would certainly be the same.
 
     These cases do not use the cache:
 
@@ -63,7 +63,7 @@ def compiler_of(config: Config, mesh: Mesh, env: Env | None = None) -> Compiler:
     """
     precision, options = level(config.precision), compiler_options(config.deterministic, config.compiles_quickly)
     folder = program_cache_folder() if config.compile_cache is not None else None
-    supported = jax.process_count() == 1 and not precision.x64
+    supported = cached and jax.process_count() == 1 and not precision.x64
     plain = _plain(config.env.kwargs) and _plain(config.eval.env_kwargs)
     files = _sources_of(config.env, env) if supported and plain else None
     if files is None or folder is None:
@@ -114,7 +114,7 @@ class TraceCache(Compiler):
         if lowered is not None:
             return lowered
         args = arguments()
-        with self._precision.compiled(), collector_paused():
+        with self.precision.compiled(), collector_paused():
             saved = _traced(function, args, self._mesh)
         lowered = self._lowered(name, donates, saved)
         if saved is None or lowered is None:  # raises the error of a function that cannot be traced
@@ -143,7 +143,7 @@ class TraceCache(Compiler):
         try:
             shapes = map(_placeholder, trace.exported.in_avals, trace.exported.in_shardings_jax(self._mesh))
             args = jax.tree.unflatten(trace.arguments, shapes)
-            with self._precision.compiled(), collector_paused():
+            with self.precision.compiled(), collector_paused():
                 return jax.jit(program, donate_argnums=range(len(args)) if donates else ()).lower(*args)
         except Exception:
             return None

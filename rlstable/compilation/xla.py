@@ -31,17 +31,13 @@ _UNUSABLE = {
 }
 _MOST_BYTES = 2**31  # on disk; JAX deletes the least recently used programs first
 _WORTH_SECONDS = 0.2  # programs that compile faster than this are not cached
-_DETERMINISTIC = {
-    # Reductions in a fixed order, and no choice of kernels by measured speed.
-    "gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0},
-}
+# Reductions in a fixed order, and no choice of kernels by measured speed.
+_DETERMINISTIC = {"gpu": {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}}
 
 # XLA rejects an unknown option, and jaxlib 0.11 dropped this one.
 NO_FUSION_EMITTERS = {"xla_cpu_use_fusion_emitters": False} if jaxlib.__version_info__ < (0, 11) else {}
 # Such a program compiles in a quarter of the time and runs half as fast.
-_QUICK = {
-    "cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, **NO_FUSION_EMITTERS},
-}
+_QUICK = {"cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, **NO_FUSION_EMITTERS}}
 
 
 def check_flags() -> None:

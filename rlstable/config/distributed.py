@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 
 from rlstable.config.schema import Count, CountOrZero, Positive, Section, require
 
-
-def _word(value: object) -> object:
-    """A switch as a word: YAML reads `true` and `false` as truth values."""
-    return str(value).lower() if isinstance(value, bool) else value
+# A switch as a word: YAML reads `true` and `false` as truth values.
+Word = BeforeValidator(lambda value: str(value).lower() if isinstance(value, bool) else value)
 
 
 class DistributedConfig(Section, at="distributed"):
     """Processes that train one run together, connected by `jax.distributed`."""
 
-    enabled: Annotated[Literal["auto", "true", "false"], BeforeValidator(_word)]
+    enabled: Annotated[Literal["auto", "true", "false"], Word]
     coordinator: str | None
     process_id: CountOrZero | None
     num_processes: Count | None
@@ -29,8 +27,7 @@ class DistributedConfig(Section, at="distributed"):
         """Whether the user names the processes, instead of a cluster."""
         return any(value is not None for value in (self.coordinator, self.process_id, self.num_processes))
 
-    @model_validator(mode="after")
-    def _check(self) -> DistributedConfig:
+    def _check(self) -> None:
         alone = "false trains in one process, so coordinator, process_id and num_processes must be null"
         require(self.enabled != "false" or not self.by_hand, "enabled", alone)
         named = self.coordinator is None or re.fullmatch(r".+:\d+", self.coordinator)
@@ -38,4 +35,3 @@ class DistributedConfig(Section, at="distributed"):
         count, number = self.num_processes, self.process_id
         known = number is None or count is None or number < count
         require(known, "process_id", f"{number} must be less than num_processes={count}; the first process is 0")
-        return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 
 from rlstable.config.defaults import defaults
 from rlstable.config.schema import Count, CountOrZero, Finite, Flag, Section, Seed, Share, require
@@ -50,8 +50,7 @@ class FaultConfig(Section, at="fault"):
     below: Literal["high", "highest", "x64"] | None
     eval: Flag
 
-    @model_validator(mode="after")
-    def _check(self) -> FaultConfig:
+    def _check(self) -> None:
         default = defaults("fault")
         for key in ("value", "probability", "start", "iterations", "seed", "below"):
             needs = f"needs fault.site; choose one of {', '.join(self.sites())}"
@@ -64,7 +63,6 @@ class FaultConfig(Section, at="fault"):
         )
         positive = self.site not in _POSITIVE or (math.isfinite(self.number) and self.number > 0)
         require(positive, "value", f"{self.value!r} must be a positive number with fault.site={self.site}")
-        return self
 
     @classmethod
     def sites(cls) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlstable.config.schema import Count, Finite, Flag, Positive, Section, Share, require
 
@@ -28,12 +28,10 @@ class LimiterConfig(Section, at="guards.limiters"):
     gradient_norm: Positive | None
     update_norm: Positive | None
 
-    @model_validator(mode="after")
-    def _check(self) -> LimiterConfig:
+    def _check(self) -> None:
         low, high = self.policy_std_min, self.policy_std_max
         above = f"{low} is not below guards.limiters.policy_std_max={high}; lower it"
         require(low is None or high is None or low < high, "policy_std_min", above)
-        return self
 
 
 class QuarantineConfig(Section, at="guards.quarantine"):
@@ -105,12 +103,10 @@ class PolicyConfig(Section, at="guards.policy"):
     min_entropy: Finite | None
     patience: Count
 
-    @model_validator(mode="after")
-    def _check(self) -> PolicyConfig:
+    def _check(self) -> None:
         low, high = self.min_std, self.max_std
         above = f"{low} is not below guards.policy.max_std={high}; lower it"
         require(low is None or high is None or low < high, "min_std", above)
-        return self
 
 
 class ReturnWatchConfig(Section, at="guards.return_watch"):

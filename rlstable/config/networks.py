@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlstable.config.schema import Count, Flag, Positive, Section, require
 
@@ -52,10 +52,8 @@ class NetworkConfig(Section, at="network"):
     recurrent: Literal["gru"] | None
     recurrent_size: Count
 
-    @model_validator(mode="after")
-    def _check(self) -> NetworkConfig:
+    def _check(self) -> None:
         for key, value in NORMAL_ONLY.items() if self.distribution_type == "tanh_normal" else ():
             require(getattr(self, key) == value, key, "needs network.distribution_type=normal")
         both = self.mean_kernel_init is not None or self.mean_kernel_init_kwargs is None
         require(both, "mean_kernel_init_kwargs", "needs network.mean_kernel_init")
-        return self

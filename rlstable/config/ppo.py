@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from rlstable.config.schema import (
     INT32_MAX,
@@ -37,11 +37,9 @@ class OptimizerConfig(Section, at="ppo.optimizer"):
     eps: Positive
     weight_decay: NonNegative
 
-    @model_validator(mode="after")
-    def _check(self) -> OptimizerConfig:
+    def _check(self) -> None:
         adamw = self.name == "adamw"
         require(adamw or not self.weight_decay, "weight_decay", "needs ppo.optimizer.name=adamw; set it to 0")
-        return self
 
 
 class PPOConfig(Section, at="ppo"):
@@ -92,8 +90,7 @@ class PPOConfig(Section, at="ppo"):
             return "constant"
         return "adaptive_kl" if value == "ADAPTIVE_KL" else value
 
-    @model_validator(mode="after")
-    def _check(self) -> PPOConfig:
+    def _check(self) -> None:
         rows, product = self.rows, "batch_size * num_minibatches ="
         most = f"{product} {rows:,} must not exceed {INT32_MAX:,}; lower one of them"
         require(rows <= INT32_MAX, "batch_size", most)
@@ -113,13 +110,12 @@ class PPOConfig(Section, at="ppo"):
         if self.learning_rate_schedule != "adaptive_kl":
             for key, unset in (("desired_kl", 0.01), ("learning_rate_schedule_max_lr", 1e-2)):
                 require(getattr(self, key) == unset, key, "needs ppo.learning_rate_schedule=adaptive_kl")
-            return self
+            return
         require(low <= high, "learning_rate_schedule_min_lr", f"{low} must not exceed _max_lr={high}; lower it")
         between = f"{rate} must lie between learning_rate_schedule_min_lr={low} and _max_lr={high}"
         require(low <= rate <= high, "learning_rate", between)
         warmup = self.learning_rate_warmup
         require(not warmup, "learning_rate_warmup", "must be 0 with ppo.learning_rate_schedule=adaptive_kl")
-        return self
 
     @property
     def rows(self) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from rlstable.config.schema import Count, Positive, Section, require
 
 
@@ -17,11 +15,9 @@ class LossScaleConfig(Section, at="precision.loss_scale"):
     cap: Positive
     growth_interval: Count
 
-    @model_validator(mode="after")
-    def _check(self) -> LossScaleConfig:
+    def _check(self) -> None:
         between = f"{self.initial} must lie between floor={self.floor} and cap={self.cap}"
         require(self.floor <= self.initial <= self.cap, "initial", between)
-        return self
 
 
 class PrecisionConfig(Section, at="precision"):

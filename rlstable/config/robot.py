@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from rlstable.config.curriculum import Curriculum, OrCurriculum
 from rlstable.config.schema import Count, CountOrZero, Finite, Flag, NonNegative, Positive, Section, Share, require
@@ -113,14 +113,12 @@ class ActionConfig(Section):
     delay: Steps
     filter: Annotated[Share, Field(lt=1)]
 
-    @model_validator(mode="after")
-    def _check(self) -> ActionConfig:
+    def _check(self) -> None:
         for key in ("stiffness", "damping"):
             servo = self.control in ("position", "velocity") or getattr(self, key) is None
             require(servo, key, "needs control=position or control=velocity; auto keeps the model's own gains")
         converts = self.control != "auto" or self.force is None
         require(converts, "force", "needs another control than auto, which keeps the model's own forces")
-        return self
 
 
 class PushConfig(Section):
@@ -173,14 +171,12 @@ class TerrainConfig(Section):
     curriculum: Flag
     seed: CountOrZero
 
-    @model_validator(mode="after")
-    def _check(self) -> TerrainConfig:
+    def _check(self) -> None:
         require(self.tiles, "tiles", "is empty; name at least one kind")
         for name, tile in self.tiles.items():
             require(name == "flat" or tile.range, "tiles", f"{name} needs a range, [least, greatest]")
         require(2 * self.platform <= self.size, "platform", f"must be at most half of size={self.size:g}")
         require(4 * self.resolution <= self.platform, "resolution", f"must be at most platform/4={self.platform / 4:g}")
-        return self
 
 
 class PhysicsConfig(Section):
@@ -216,8 +212,7 @@ class TaskConfig(Section):
     def is_randomized(self) -> bool:
         return any(value is not None for _, value in self.randomization)
 
-    @model_validator(mode="after")
-    def _check(self) -> TaskConfig:
+    def _check(self) -> None:
         for key in ("observations", "rewards"):
             require(getattr(self, key), key, "is empty; name at least one term")
         require(self.terrain is None or self.floor != "never", "terrain", "is a floor, and floor=never; set floor=auto")
@@ -226,7 +221,6 @@ class TaskConfig(Section):
         require(abs(whole - self.control_dt) < 1e-6, "physics.timestep", f"must divide control_dt={self.control_dt:g}")
         resets = len(self.reset)
         require(resets == 1, "reset", f"has {resets} terms; it must have one, and null in the place of each other")
-        return self
 
     @property
     def own_functions(self) -> list[str]:

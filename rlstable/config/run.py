@@ -85,16 +85,16 @@ class EnvConfig(Section, at="env"):
     impl: Literal["auto", "jax", "warp"]
     xml: ModelFile | None
     task: TaskConfig | None
-    _kept_xml: str | None = PrivateAttr(None)
+    _copy: str | None = PrivateAttr(None)
 
     @property
-    def kept_xml(self) -> str | None:
-        """The copy of the model in a run folder, which is read in place of `xml`; neither configured nor saved."""
-        return self._kept_xml
+    def model_file(self) -> str:
+        """The file of a robot's model, or its copy in a run folder, which is neither configured nor saved."""
+        return self._copy or self.xml or ""
 
-    def with_kept_xml(self, path: str) -> EnvConfig:
+    def with_model_file(self, path: str) -> EnvConfig:
         copied = self.model_copy()
-        copied._kept_xml = path
+        copied._copy = path
         return copied
 
     @property
@@ -132,8 +132,7 @@ class EnvConfig(Section, at="env"):
         known = self.source in ("brax", "gymnasium", "playground", "robot") or self.package in _KNOWN_PACKAGES
         return not known and self.reset == "cached" and not self.restore_info
 
-    @model_validator(mode="after")
-    def _check(self) -> EnvConfig:
+    def _check(self) -> None:
         source, function, form = self.source, self.randomization_fn, "must have the form package.module:"
         path = source != "import" or _is_import_path(self.name)
         require(path, "name", f"{self.name!r} {form}Class when env.source=import")
@@ -160,7 +159,6 @@ class EnvConfig(Section, at="env"):
             fits = f"{length - length % repeat or repeat} would fit"
             whole = f"{length} is not a multiple of env.action_repeat={repeat}; {fits}"
             require(length % repeat == 0, key, whole)
-        return self
 
 
 def _is_import_path(path: str) -> bool:
@@ -267,8 +265,7 @@ class Config(Section, at=""):
             episodes = most  # the check of that key reports the mistake
         return {**data, "eval": {**evaluation, "num_envs": min(max(episodes, least), most)}}
 
-    @model_validator(mode="after")
-    def _check(self) -> Config:
+    def _check(self) -> None:
         if self.network.value_obs_key == "auto":
             key = "privileged_state" if self.env.task and self.env.task.critic_observations else "state"
             object.__setattr__(self, "network", self.network.model_copy(update={"value_obs_key": key}))
@@ -295,7 +292,6 @@ class Config(Section, at=""):
         require(plain, "ppo.symmetry", "auto needs network.recurrent=null: the memory of a GRU has no mirror image")
         mirrored = self.ppo.symmetry is None or self.env.source == "robot"
         require(mirrored, "ppo.symmetry", "needs env=robot, whose observations have names; set it to null")
-        return self
 
     @property
     def longest_played(self) -> int:

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeGuard, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeGuard, TypeVar, get_args
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -76,14 +76,10 @@ FolderName = Annotated[str, Field(min_length=1), AfterValidator(lambda path: str
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, rejects unknown keys, and fills missing keys with defaults from `configs/`.
-
-    Attributes:
-        at: Dotted key of the section, empty for the whole configuration. None for a section without defaults.
-    """
+    """Base of all sections: frozen, rejects unknown keys, and fills missing keys with defaults from `configs/`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    at: ClassVar[str | None] = None
+    at: ClassVar[str | None] = None  # dotted key, empty for the whole configuration; None without defaults
 
     def __init_subclass__(cls, at: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -98,6 +94,14 @@ class Section(BaseModel):
             name: {} for name, field in cls.model_fields.items() if _is_section(field.annotation)
         }
         return {**defaults(cls.at), **sections, **data}
+
+    def _check(self) -> None:
+        """Raises `KeyedError` for settings that do not fit each other."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self._check()
+        return self
 
 
 class KeyedError(ValueError):
@@ -140,6 +144,15 @@ def _keys(model: type[Section]) -> Iterator[str]:
         yield name
         if _is_section(field.annotation):
             yield from (f"{name}.{key}" for key in _keys(field.annotation))
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted keys; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
 
 
 def first_line(error: BaseException) -> str:

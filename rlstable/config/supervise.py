@@ -38,8 +38,7 @@ class Remedy(Section):
             return {"name": name, "factor": factor}
         return value
 
-    @model_validator(mode="after")
-    def _check(self) -> Remedy:
+    def _check(self) -> None:
         if self.name == "scale_critic_rate":
             if self.factor is None or not 1 < self.factor <= 100:
                 raise ValueError(f"{self.name} needs a factor above 1, at most 100, e.g. {self.name}: 3")
@@ -50,7 +49,6 @@ class Remedy(Section):
                 raise ValueError(f"{_REFIT} needs a number of iterations, e.g. {_REFIT}: {_REFIT_ITERATIONS:g}")
         elif self.name not in _FACTORS and self.factor is not None:
             raise ValueError(f"{self.name} takes no number; write the name alone")
-        return self
 
     @model_serializer
     def _as_written(self) -> Any:
@@ -77,12 +75,10 @@ class RecoveryConfig(Section, at="supervise.recovery"):
     collapse_remedies: tuple[Remedy, ...]
     lagging_critic_rate: CriticFactor | None
 
-    @model_validator(mode="after")
-    def _check(self) -> RecoveryConfig:
+    def _check(self) -> None:
         for key in ("remedies", "collapse_remedies"):
             empty = "is empty and needs at least one remedy; add one, or set supervise.recovery.enabled=false"
             require(not self.enabled or getattr(self, key), key, empty)
-        return self
 
 
 class IncidentConfig(Section, at="supervise.incident"):
@@ -99,11 +95,9 @@ class LadderConfig(Section, at="supervise.ladder"):
     enabled: Flag
     matmul: tuple[Literal["default", "high", "highest", "x64"], ...]
 
-    @model_validator(mode="after")
-    def _check(self) -> LadderConfig:
+    def _check(self) -> None:
         wrong = f"[{', '.join(self.matmul)}] must be in rising order without repeats: {', '.join(MATMUL_LEVELS)}"
         require(list(self.matmul) == sorted(set(self.matmul), key=MATMUL_LEVELS.index), "matmul", wrong)
-        return self
 
 
 class MemoryConfig(Section, at="supervise.memory"):

@@ -100,7 +100,7 @@ def open_demo(name: str) -> SavedRun:
     """A policy of the package, with the configuration that its overrides have in this version."""
     from rlstable.cli.compose import compose
     from rlstable.compilation.xla import check_flags, disable_async_dispatch
-    from rlstable.policy import load_policy
+    from rlstable.policy.policy import load_policy
     from rlstable.policy.saved_run import SavedRun
 
     check_flags()

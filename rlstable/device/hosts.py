@@ -26,6 +26,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.distributed import DistributedConfig
+from rlstable.config.schema import first_line, flat
 from rlstable.device import compatibility
 
 _CONFIG_ERROR = 2  # exit code
@@ -48,6 +49,10 @@ class Ending(NamedTuple):
     process: int  # with the cause; -1 if a process was lost
 
     @property
+    def is_own(self) -> bool:
+        return self.process == index()
+
+    @property
     def advice(self) -> str | None:
         """The message for the user; None in a process that trains alone, which explains its errors itself."""
         return None if _service is None else self.message
@@ -61,14 +66,9 @@ _calls: Counter[str] = Counter()
 def start(config: DistributedConfig) -> None:
     """Connects the processes if the configuration or the cluster says so. Must run before JAX is initialised.
 
-    Raises:
-        ConfigError: They cannot be connected, or are connected although the configuration says `false`.
+    Raises `ConfigError` if they cannot be connected, or are connected although the configuration says `false`.
     """
     global _service
-    if _ending is not None:
-        raise ConfigError(
-            f"distributed: these processes have ended as {_ending.stop_reason} ({_ending.message}); start new processes"
-        )
     if config.enabled == "false" and _is_connected():
         raise ConfigError(
             "distributed: is false, but jax.distributed has connected this process to other processes; set "
@@ -133,8 +133,7 @@ def _connect(config: DistributedConfig) -> None:
             "because JAX detects no cluster here; or set distributed=false"
         ) from None
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise ConfigError(f"distributed.coordinator: cannot connect the processes: {text[:200]}") from None
+        raise ConfigError(f"distributed.coordinator: cannot connect the processes: {first_line(error)}") from None
     finally:
         late.cancel()
 
@@ -162,6 +161,10 @@ def index() -> int:
 def is_writer() -> bool:
     """Whether this process writes the run folder, evaluates and prints."""
     return index() == 0
+
+
+def of_writer(value: Value, otherwise: Value) -> Value:
+    return value if is_writer() else otherwise
 
 
 def from_writer(name: str, value: Callable[[], Value]) -> Value:
@@ -212,7 +215,7 @@ def largest(value: int) -> int:
 
 def require_same(name: str, settings: Mapping[str, object], remedy: str) -> None:
     """Raises the same ConfigError in all processes unless all have the same settings, which are nested JSON data."""
-    first, *others = gather(name, dict(_flat(settings)))
+    first, *others = gather(name, flat(settings))
     for number, other in enumerate(others, 1):
         for key in sorted(first.keys() | other.keys()):
             if first.get(key) != other.get(key):
@@ -221,14 +224,8 @@ def require_same(name: str, settings: Mapping[str, object], remedy: str) -> None
                 )
 
 
-def _flat(settings: object, path: str = "") -> list[tuple[str, object]]:
-    if not isinstance(settings, Mapping):
-        return [(path, settings)]
-    return [item for key, value in settings.items() for item in _flat(value, f"{path}.{key}" if path else str(key))]
-
-
 def announce(stop_reason: str, exit_code: int, message: str, error: BaseException | None = None) -> Ending:
-    """Announces that this process ends the run. Returns the first cause, which another process may have announced.
+    """Announces that this process ends the run. Returns the first cause; that of another process is printed.
 
     An `error` of a collective is not announced: it means that another process has failed or is lost.
     """
@@ -238,7 +235,7 @@ def announce(stop_reason: str, exit_code: int, message: str, error: BaseExceptio
         return ending
     if _ending is None:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            lost = f"process {index()} has lost another process: {' '.join(str(error).split())[:200]}"
+            lost = f"process {index()} has lost another process: {first_line(error)}"
             ending = ending._replace(message=lost, process=-1)
         else:
             with contextlib.suppress(Exception):  # another process was first, or the coordinator is lost
@@ -246,6 +243,8 @@ def announce(stop_reason: str, exit_code: int, message: str, error: BaseExceptio
         _ending = ending
         with contextlib.suppress(Exception):  # no process has announced anything, or the coordinator is lost
             _ending = Ending(*json.loads(_service.client.blocking_key_value_get(_ENDING_KEY, _ANSWER)))
+        if not _ending.is_own:
+            print(f"rlstable: {_ending.stop_reason}: {_ending.message}", file=sys.stderr, flush=True)
     return _ending
 
 

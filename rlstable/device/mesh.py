@@ -14,11 +14,7 @@ from rlstable.device.sharding import AXIS
 
 
 def make_mesh(count: int | None = None) -> Mesh:
-    """The mesh of the first `count` devices, or of all devices of all processes if None.
-
-    Raises:
-        ConfigError: There are fewer than `count` devices, or none of the platform that `JAX_PLATFORMS` names.
-    """
+    """The mesh of the first `count` devices, all of all processes if None; a `ConfigError` if JAX finds too few."""
     try:
         devices = jax.devices()
     except (AssertionError, RuntimeError):

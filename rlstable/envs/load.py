@@ -77,9 +77,8 @@ def load(
 class _Loader:
     """Builds an environment with a physics backend, and chooses the backend for `env.backend=auto`.
 
-    Attributes:
-        factory: Builds the environment. Its arguments are the backend, where `native` is an environment of MJX whose
-            physics C MuJoCo will replace, and whether the model of MJX is needed.
+    Arguments of the `factory` are the backend, where `native` is an environment of MJX whose physics C MuJoCo will
+    replace, and whether the model of MJX is needed.
     """
 
     config: EnvConfig
@@ -155,8 +154,8 @@ def _factory(config: EnvConfig, kwargs: Mapping[str, object]) -> Callable[[str |
     if config.source == "robot":
         from rlstable.robot.environment import RobotEnv
 
-        assert config.xml is not None and config.task is not None  # the configuration has checked it
-        xml, task = config.kept_xml or config.xml, config.task
+        assert config.task is not None  # the configuration has checked it
+        xml, task = config.model_file, config.task
         chosen = lambda backend: "jax" if backend == "native" else implementation(config.impl)  # noqa: E731
         return lambda backend, with_mjx: RobotEnv(xml, task, chosen(backend) if with_mjx else None)
     own = _brax_class(config.name) if config.source == "brax" else environment_factory(config)

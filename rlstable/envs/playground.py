@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.run import EnvConfig
-from rlstable.config.schema import first_line
+from rlstable.config.schema import first_line, flat
 from rlstable.device.compatibility import RANDOMIZED_FIELDS, without_solver_lines
 from rlstable.device.mjx import implementation
 from rlstable.envs import menagerie
@@ -36,8 +36,8 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
     """
     suite = suite_of(config.name)
     settings = suite.get_default_config(config.name)
-    overrides = _flat(kwargs)
-    known = _flat(settings.to_dict())
+    overrides = flat(kwargs)
+    known = flat(settings.to_dict())
     for key in sorted(overrides.keys() - known.keys()):
         close = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(known))}"
@@ -139,14 +139,6 @@ def _module(name: str) -> Any:
             f"env: MuJoCo Playground cannot be imported: {type(error).__name__}: {first_line(error)}; "
             f"{install('playground')} --upgrade"
         ) from error
-
-
-def _flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Nested settings with dotted keys, as Playground takes them."""
-    flat: dict[str, object] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 @contextlib.contextmanager

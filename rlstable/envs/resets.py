@@ -13,7 +13,6 @@ from rlstable.compilation.compiler import Compiler
 from rlstable.compilation.ffi import interruptible
 from rlstable.config import ConfigError
 from rlstable.device.packed import PackedRows, concatenate
-from rlstable.device.precision import SINGLE, Precision
 from rlstable.device.shared import for_devices, map_rows, without_shared
 from rlstable.device.trees import EnvState
 from rlstable.envs.vector import VectorEnv, pool_of
@@ -31,14 +30,9 @@ class Resets:
     `program` is a jitted function from a random key to `(states, clean)`.
     """
 
-    def __init__(
-        self,
-        env: VectorEnv,
-        batch: int,
-        precision: Precision = SINGLE,
-        compiler: Compiler | None = None,
-        devices: int = 1,
-    ):
+    def __init__(self, env: VectorEnv, batch: int, compiler: Compiler | None = None, devices: int = 1):
+        self._compiler = compiler or Compiler()
+        self._precision = precision = self._compiler.precision
         guarded = env if env.guards else dataclasses.replace(env, guards={"quarantine": Quarantine()})
 
         def program(key: jax.Array) -> tuple[EnvState, jax.Array]:
@@ -47,8 +41,7 @@ class Resets:
                 return states, guarded.clean(states)
 
         self.program = jax.jit(program)
-        self._env, self._batch, self._precision, self._devices = env, batch, precision, devices
-        self._compiler = compiler or Compiler(precision)
+        self._env, self._batch, self._devices = env, batch, devices
         self._built: Future[jax.stages.Compiled] | None = None
 
     def begin(self) -> Future[jax.stages.Compiled]:

@@ -126,7 +126,7 @@ def _robot(run: SavedRun) -> RobotEnv | None:
         return None
     if env.own_terms:
         require_trust(run.folder / "config.yaml", run.config.env, run.trust)
-    return RobotEnv(env.kept_xml or env.xml, env.task.model_copy(update={"physics": PhysicsConfig()}))
+    return RobotEnv(env.model_file, env.task.model_copy(update={"physics": PhysicsConfig()}))
 
 
 def _without_paths(config: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,9 @@ def inject_into(env: Any, injection: Injection) -> VectorEnv:
 
 
 def faulty_env(env: VectorEnv, config: FaultConfig) -> VectorEnv:
-    """Environments with a fault, active from the first reset; a `ConfigError` if the physics lacks its site."""
+    """Environments with their fault, active from the first reset; a `ConfigError` if the physics lacks its site."""
+    if config.site is None:
+        return env
     sample = jax.eval_shape(env.env.reset, jax.random.PRNGKey(0))
     if config.site == "warm_start" and getattr(physics(sample), "qacc_warmstart", None) is None:
         raise ConfigError("fault.site: warm_start needs an environment of MuJoCo's, e.g. env.backend=mjx")

@@ -179,15 +179,18 @@ def after_rollback(state: TrainState, undone: int) -> TrainState:
     return dataclasses.replace(state, fault=fault._replace(start=earlier(fault.start), end=earlier(fault.end)))
 
 
-def arm(ppo: PPO, matmul: str, below: str | None) -> FaultyPPO:
+def arm(ppo: PPO, matmul: str, config: FaultConfig) -> PPO:
     """PPO that injects the fault in its training state; its environments must come from `faulty_env`."""
-    return FaultyPPO(
-        **{field.name: getattr(ppo, field.name) for field in dataclasses.fields(PPO)}, matmul=matmul, below=below
-    )
+    if config.site is None:
+        return ppo
+    own = {field.name: getattr(ppo, field.name) for field in dataclasses.fields(PPO)}
+    return FaultyPPO(**own, matmul=matmul, below=config.below)
 
 
 def armed_state(state: TrainState, config: FaultConfig) -> TrainState:
     """The first training state with a fault; for the site `counters`, counters start just below the fault's value."""
+    if config.site is None:
+        return state
     state = dataclasses.replace(state, fault=as_data(config))
     if config.site != "counters" or not config.can_occur:
         return state

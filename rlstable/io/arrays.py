@@ -101,21 +101,13 @@ def implementation(like: Any) -> Any:
 
 def require_fit(saved: list[Leaf], wanted: list[Leaf], folder: Path) -> None:
     """Raises a `ConfigError` about the first path if saved and wanted arrays differ in path, dtype or shape."""
-    by_path = {leaf.path: leaf for leaf in saved}
-    names = {leaf.path for leaf in wanted}
-    differences = []
-    for leaf in wanted:
-        other = by_path.get(leaf.path)
-        if other is None:
-            differences.append(f"{leaf.path} is missing there and {leaf} here")
-        elif str(other) != str(leaf):
-            differences.append(f"{leaf.path} is {other} there and {leaf} here")
-    differences += [f"{leaf.path} is {leaf} there and missing here" for leaf in saved if leaf.path not in names]
-    if differences:
-        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    here, there = ({leaf.path: str(leaf) for leaf in leaves} for leaves in (wanted, saved))
+    different = [path for path in {**here, **there} if here.get(path) != there.get(path)]
+    if different:
+        first, more = different[0], f" (and {len(different) - 1} more)" if len(different) > 1 else ""
         raise ConfigError(
-            f"resume: {folder} does not fit this configuration: {differences[0]}{more}; "
-            "resume with the configuration the folder was trained with"
+            f"resume: {folder} does not fit this configuration: {first} is {there.get(first, 'missing')} there and "
+            f"{here.get(first, 'missing')} here{more}; resume with the configuration the folder was trained with"
         )
 
 

@@ -14,6 +14,7 @@ folders. They contain no Python class and no pickle.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import warnings
@@ -47,6 +48,7 @@ from rlstable.io.store import (
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
+@dataclasses.dataclass(eq=False)
 class Checkpoints:
     """Saves, lists and restores the checkpoints of one run. Use it from one process and one thread.
 
@@ -62,32 +64,28 @@ class Checkpoints:
     `settings` is the configuration, which says with which saved scores new ones can be compared.
     """
 
-    def __init__(
-        self,
-        run_dir: str | Path,
-        config: CheckpointConfig,
-        on_event: OnEvent | None = None,
-        in_place: Callable[[], bool] = lambda: True,
-        settings: Mapping[str, Any] | None = None,
-    ):
-        self._scored_by = scored_by(settings or {})
-        self._in_place = in_place
-        self.directory = Path(run_dir).absolute() / "checkpoints"
-        self._config = config
-        self._on_event = on_event
-        self._failures = 0  # in a row
-        self._retry_at: int | None = None  # number
-        self._manager: Any = None
+    run_dir: str | Path
+    config: CheckpointConfig
+    on_event: OnEvent = lambda kind, fields: None
+    in_place: Callable[[], bool] = lambda: True
+    settings: Mapping[str, Any] | None = None
+    error: Exception | None = None  # of the last save that failed
+    _failures: int = 0  # in a row
+    _retry_at: int | None = None  # number
+    _manager: Any = None
+    _confirmed: int | None = None  # number that was confirmed before this process resumed the run; kept
+    _pending: int | None = None  # number of the save that runs in the background
+
+    def __post_init__(self) -> None:
+        self.directory = Path(self.run_dir).absolute() / "checkpoints"
+        self._scored_by = scored_by(self.settings or {})
         self._scores: dict[int, Score] = {}  # of the checkpoints on disk whose manifest can be read
-        self._confirmed: int | None = None  # number that was confirmed before this process resumed the run; kept
-        self._pending: int | None = None  # number of the save that runs in the background
-        self.error: Exception | None = None  # of the last save that failed
 
     def due(self, number: int) -> bool:
         """Whether to save a checkpoint of this number: every `every`-th, and earlier after a failed save."""
         if self._pending is not None and not self._manager.is_saving_in_progress():
             self.wait()  # reports a failure
-        return number % self._config.every == 0 or (self._retry_at is not None and number >= self._retry_at)
+        return number % self.config.every == 0 or (self._retry_at is not None and number >= self._retry_at)
 
     @property
     def failing(self) -> bool:
@@ -161,9 +159,7 @@ class Checkpoints:
         return steps_in(self.directory)
 
     def restore(
-        self,
-        template: PyTree | Callable[[dict[str, Any]], PyTree],
-        number: int | None = None,
+        self, template: PyTree | Callable[[dict[str, Any]], PyTree], number: int | None = None
     ) -> tuple[PyTree, dict[str, Any]]:
         """Restores a state with the structure, dtypes and shardings of a template; returns it with the host data.
 
@@ -229,20 +225,20 @@ class Checkpoints:
             delete_leftovers(self.directory)
             self._scores = {}
             self._confirmed = confirmed_of(self.directory.parent).get("confirmed_checkpoint", self._confirmed)
-            self._manager = open_manager(self.directory, self._config, self._scores, self._confirmed)
+            self._manager = open_manager(self.directory, self.config, self._scores, self._confirmed)
             self._scores.update(read_scores(self._manager, self.directory, steps_in(self.directory)))
         return self._manager
 
     def _begin(self, number: int, score: Score, make_items: Callable[[], Any]) -> None:
         """Starts orbax's write, and waits for it unless it runs in the background."""
-        if not self._in_place():
+        if not self.in_place():
             raise FileNotFoundError("the run folder was deleted, moved or replaced")
         manager = self._open(create=True)
         items = make_items()
         (self.directory / RETIRED).mkdir(exist_ok=True)  # before the save, which may fill the disk
         self._scores[number], self._pending = score, number
         manager.save(number, args=items, force=True)
-        if self.failing or not self._config.asynchronous:
+        if self.failing or not self.config.asynchronous:
             self._finish_saving()
 
     def _finish_saving(self) -> None:
@@ -273,7 +269,7 @@ class Checkpoints:
         if manager is not None:
             with contextlib.suppress(Exception):  # raises the failure again that is already handled
                 manager.close()
-        if self._in_place():
+        if self.in_place():
             with contextlib.suppress(OSError, ConfigError):  # deleted at the next opening
                 delete_leftovers(self.directory)
 
@@ -281,36 +277,32 @@ class Checkpoints:
         """Reports a failed save and deletes its files. Returns False."""
         self._drop()
         self.error = error
-        self._retry_at = number + min(2 ** min(self._failures, 32), self._config.every)
+        self._retry_at = number + min(2 ** min(self._failures, 32), self.config.every)
         self._failures += 1
         self._event("checkpoint_failed", checkpoint=number, error=one_line(error))
         return False
 
     def _event(self, kind: str, **fields: Any) -> None:
-        if self._on_event is not None:
-            self._on_event(kind, fields)
+        self.on_event(kind, fields)
 
 
 def restore_policy(
-    directory: str | Path, which: Literal["best", "latest"] | int = "best", on_event: OnEvent | None = None
+    run_dir: str | Path, which: Literal["best", "latest"] | int = "best", on_event: OnEvent | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Restores a policy from a run folder without changing the folder, also during the run.
 
-    `directory` is the folder of the run, or its folder `checkpoints`. `which` is a number, "latest" or "best": the
-    confirmed best, else the best by a single evaluation, else the latest. If the best or latest checkpoint is damaged,
-    the next best or the previous checkpoint is used, with the event `checkpoint_damaged`, or a warning without
-    `on_event`.
+    `which` is a number, "latest" or "best": the confirmed best, else the best by a single evaluation, else the latest.
+    If the best or latest checkpoint is damaged, the next best or the previous checkpoint is used, with the event
+    `checkpoint_damaged`, or a warning without `on_event`.
 
     Returns the policy as a nested dict of NumPy arrays, and the host data, which contain `confirmed_return` if the
     checkpoint is the confirmed best. Raises `ConfigError` if the checkpoint does not exist or cannot be read.
     """
-    folder = Path(directory).absolute()
-    if (folder / "checkpoints").is_dir():
-        folder = folder / "checkpoints"
+    folder = Path(run_dir).absolute() / "checkpoints"
     require_usable_name(folder)
     require_no_links(folder)
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; give a run folder, which contains checkpoints/")
+        raise ConfigError(f"{folder}: no checkpoint here; the run has saved none, had checkpoint=off, or is no run")
     if isinstance(which, int):
         require_step(folder, steps_in(folder), which)
     confirmed = confirmed_of(folder.parent)

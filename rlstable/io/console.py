@@ -25,12 +25,12 @@ _GOOD_EVENTS = frozenset(
         "symmetry_not_used",
     }
 )  # fmt: skip
-_NOT_SHOWN = frozenset({"backend_chosen", "model_kept"})  # the table at the start has the physics and the model
 _PACE = 50  # rows over which the pace is measured
 _BAR, _FRAME = 10, 0.2  # letters of the bar, and seconds between two drawings
 _STYLES = {"dim": 2, "yellow": 33, "cyan": 36}  # codes of a terminal
 
 
+@dataclasses.dataclass(eq=False)
 class Console:
     """Prints progress, events and the summary of a run, in colours on a terminal.
 
@@ -41,45 +41,40 @@ class Console:
     pipe or terminal is closed, the run continues and nothing more is shown.
     """
 
-    def __init__(
-        self,
-        mode: Literal["auto", "lines", "off"],
-        total_steps: int,
-        *,
-        whole_from: int = 0,
-        interval: float = 5.0,
-        patience: float = 20.0,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._shows = mode != "off"
-        self._coloured = is_terminal(stream or sys.stdout)
-        live = mode == "auto" and (self._coloured or (stream is None and "ipykernel" in sys.modules))
+    mode: Literal["auto", "lines", "off"]
+    total_steps: int
+    _: dataclasses.KW_ONLY
+    whole_from: int = 0
+    interval: float = 5.0
+    patience: float = 20.0
+    stream: TextIO | None = None
+    clock: Callable[[], float] = time.monotonic
+    _drawn: float = -math.inf  # seconds
+    _step: int = 0
+    _sps: float | None = None  # environment steps per second of training; None is unknown
+    _training: float | None = None  # return of the latest training episodes that were whole
+    _return: float | None = None  # of the last evaluation; before it, of training episodes
+    _evaluated_at: int | None = None  # step of the last evaluation
+
+    def __post_init__(self) -> None:
+        self._shows = self.mode != "off"
+        self._coloured = is_terminal(self._out)
+        live = self.mode == "auto" and (self._coloured or (self.stream is None and "ipykernel" in sys.modules))
         self._bar = "" if live else None  # the bar that is shown; None for lines only
-        self._drawn = -math.inf  # seconds
-        self._stream = stream
-        self._total, self._whole_from = total_steps, whole_from
-        self._step = 0
-        self._sps: float | None = None  # environment steps per second of training; None is unknown
-        self._training: float | None = None  # return of the latest training episodes that were whole
-        self._return: float | None = None  # of the last evaluation; before it, of training episodes
-        self._evaluated_at: int | None = None  # step of the last evaluation
         self._pace: deque[tuple[float, int]] = deque(maxlen=_PACE)  # seconds and steps of the latest rows
-        self._interval = interval
-        self._clock = clock
-        self.working = Reminder(patience, self.message, clock).working
+        self.working = Reminder(self.patience, self.message, self.clock).working
         self._trips: dict[str, int] = {}
         self._pending_trips: dict[str, Counter[str]] = {}
         self._printed_at: dict[str, float] = {}  # seconds, by guard
         self._last_line = -math.inf
 
     def log(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        now, evaluated = self._clock(), "eval/episode_reward" in metrics
+        now, evaluated = self.clock(), "eval/episode_reward" in metrics
         if self._pace and step <= self._pace[-1][1]:
             self._pace.clear()  # a rollback
         self._pace.append((now, step))
         self._step, self._sps = step, metrics.get("training/sps", self._sps)
-        if step >= self._whole_from:
+        if step >= self.whole_from:
             self._training = metrics.get("episode/sum_reward", self._training)
         if evaluated:
             self._evaluated_at, self._return = step, metrics["eval/episode_reward"]
@@ -87,7 +82,7 @@ class Console:
             self._return = self._training
         self._trips |= {key: int(value or 0) for key, value in metrics.items() if _TRIPS.fullmatch(key)}
         self._print_trips()
-        if evaluated or (self._bar is None and now - self._last_line >= self._interval):
+        if evaluated or (self._bar is None and now - self._last_line >= self.interval):
             self._last_line = now
             self.message("  ".join(self._columns(metrics)), "cyan")
         if self._bar is not None and now - self._drawn >= _FRAME:
@@ -97,8 +92,8 @@ class Console:
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         self._step = step
-        if kind in _NOT_SHOWN or (kind == "stopped" and "of" not in fields):
-            return  # the summary reports the stop
+        if kind == "backend_chosen" or (kind == "stopped" and "of" not in fields):
+            return  # the header has the physics, and the summary the stop
         if kind == "guard_tripped" and "guard" in fields:
             counts = {cause: n for cause, n in fields.items() if isinstance(n, int)}
             self._pending_trips.setdefault(str(fields["guard"]), Counter()).update(counts)
@@ -110,7 +105,7 @@ class Console:
     @contextlib.contextmanager
     def compiling(self, name: str) -> Iterator[None]:
         """Context manager: shows that a program compiles, and then how long it took."""
-        started = self._clock()
+        started = self.clock()
         self.message(f"compiling {name} ...")
         outcome = f"failed to compile {name} after"
         try:
@@ -118,7 +113,7 @@ class Console:
                 yield
             outcome = f"compiled {name} in"
         finally:
-            self.message(f"{outcome} {self._clock() - started:.1f} s", "dim")
+            self.message(f"{outcome} {self.clock() - started:.1f} s", "dim")
 
     def message(self, text: str, style: str = "") -> None:
         self._print(text, style)
@@ -142,10 +137,10 @@ class Console:
 
     def _columns(self, metrics: Mapping[str, float | int | None]) -> list[str]:
         """The columns of a line, and the facts of an evaluation."""
-        width = len(f"{self._total:,}")
+        width = len(f"{self.total_steps:,}")
         columns = [
-            f"step {self._step:>{width},} / {self._total:,}",
-            f"{min(100 * self._step / self._total, 100.0):5.1f} %",
+            f"step {self._step:>{width},} / {self.total_steps:,}",
+            f"{min(100 * self._step / self.total_steps, 100.0):5.1f} %",
             f"{_number(self._sps, ',.0f'):>9} steps/s",
             f"ETA {self._eta():>8}",
             f"return {_number(self._return, ',.2f'):>10}",
@@ -163,7 +158,7 @@ class Console:
 
     def _progress(self) -> str:
         """The bar and its numbers: returns of whole training episodes and of the last evaluation beside each other."""
-        share = min(self._step / self._total, 1.0)
+        share = min(self._step / self.total_steps, 1.0)
         done, rest = ("━", "╌") if "utf" in (self._out.encoding or "").lower() else ("#", "-")
         evaluated = self._evaluated_at is not None
         columns = [
@@ -188,7 +183,7 @@ class Console:
             pace = 1 / self._sps
         if pace is None or not math.isfinite(pace):
             return "--"
-        days, rest = divmod(round(max(self._total - self._step, 0) * pace), 86_400)
+        days, rest = divmod(round(max(self.total_steps - self._step, 0) * pace), 86_400)
         clock = f"{rest // 3600}:{rest % 3600 // 60:02}:{rest % 60:02}"
         return f"{days}d {clock}" if days else clock
 
@@ -198,10 +193,10 @@ class Console:
     def _print_trips(self, force: bool = False) -> None:
         """Prints pending trips, at most one line per guard and interval, unless forced."""
         for guard, counts in list(self._pending_trips.items()):
-            since = self._clock() - self._printed_at.get(guard, -math.inf)
-            if force or since >= self._interval:
+            since = self.clock() - self._printed_at.get(guard, -math.inf)
+            if force or since >= self.interval:
                 del self._pending_trips[guard]
-                self._printed_at[guard] = self._clock()
+                self._printed_at[guard] = self.clock()
                 total = sum(counts.values())
                 causes = ", ".join(f"{cause} {n:,}" for cause, n in counts.items())
                 self._print_event(False, f"{guard}: {total:,} {'trip' if total == 1 else 'trips'} ({causes})")
@@ -215,7 +210,7 @@ class Console:
 
     @property
     def _out(self) -> TextIO:
-        return self._stream or sys.stdout
+        return self.stream or sys.stdout
 
     def _write(self, text: str) -> None:
         if not self._shows:
@@ -259,13 +254,15 @@ class _Work:
     printed: float
 
 
+@dataclasses.dataclass(eq=False)
 class Reminder:
     """Prints "still running" lines about the innermost long work, from one background thread."""
 
-    def __init__(self, patience: float, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
-        self._patience = patience
-        self._write = write
-        self._clock = clock
+    patience: float
+    write: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._running: list[_Work] = []
         self._thread: threading.Thread | None = None
@@ -273,7 +270,7 @@ class Reminder:
     @contextlib.contextmanager
     def working(self, what: str, expected: float | None = None) -> Iterator[None]:
         """Context manager that prints lines while the block runs, which takes `expected` seconds if that is known."""
-        now = self._clock()
+        now = self.clock()
         work = _Work(what, "" if expected is None else f" of about {expected:.0f} s", now, now)
         with self._lock:
             self._running.append(work)
@@ -288,16 +285,16 @@ class Reminder:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(self._patience / 4)
+            time.sleep(self.patience / 4)
             with self._lock:
                 if not self._running:
                     self._thread = None
                     return
-                work, now = self._running[-1], self._clock()
-                if now - work.printed < self._patience:
+                work, now = self._running[-1], self.clock()
+                if now - work.printed < self.patience:
                     continue
                 work.printed = now
-            self._write(f"{work.what}: {now - work.started:.0f} s{work.expected} so far")
+            self.write(f"{work.what}: {now - work.started:.0f} s{work.expected} so far")
 
 
 def _number(value: float | None, form: str) -> str:
@@ -315,9 +312,6 @@ def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
         return f"sign {_text(fields['sign'])}{seed}: {_text(fields['text'])}"
     if kind == "sign_recovered" and "sign" in fields:
         return f"sign {_text(fields['sign'])}{seed} recovered"
-    if kind == "configuration_changed" and {"key", "old", "new"} <= fields.keys():
-        old, new = setting(fields["old"]), setting(fields["new"])
-        return f"{kind}: {_text(fields['key'])}: {old} -> {new}"
     parts = []
     for key, value in fields.items():
         if isinstance(value, Mapping):

@@ -7,7 +7,6 @@ nothing outside the folder and does not hang. A new file has a random name until
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import os
@@ -31,12 +30,6 @@ def one_line(error: BaseException) -> str:
     """The type and the first 300 characters of an error."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether an error means that the disk or the user's quota is full; TensorStore reports it as text."""
-    texts = ("RESOURCE_EXHAUSTED", os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-    return any(text in str(error) for text in texts)
 
 
 def below(folder: Path, name: str) -> Path:

@@ -35,11 +35,6 @@ class JsonLines:
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         self._events.append({"step": int(step), "time": time.time(), "kind": kind}, fields)
 
-    @property
-    def in_place(self) -> bool:
-        """Whether both files still have their names: the run folder was not deleted, moved or replaced."""
-        return self._metrics.in_place and self._events.in_place
-
     def close(self) -> None:
         self._metrics.close()
         self._events.close()
@@ -49,25 +44,14 @@ class _LineFile:
     """An append-only file of JSON lines. Opening cuts off an incomplete last line and lines after `last_step`."""
 
     def __init__(self, path: Path, last_step: int | None):
-        self._path = path.absolute()  # the user may change the working directory
-        self._file = os.fdopen(open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab+", buffering=0)
-        self._closed_in_place = True
-        with os.fdopen(open_file(self._path, os.O_RDONLY), "rb") as lines:
+        self._file = os.fdopen(open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab+", buffering=0)
+        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as lines:
             kept = 0
             for line in lines:
                 if not line.endswith(b"\n") or (last_step is not None and _step(line) > last_step):
                     break
                 kept += len(line)
         self._file.truncate(kept)
-
-    @property
-    def in_place(self) -> bool:
-        if self._file.closed:
-            return self._closed_in_place
-        try:
-            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
-        except OSError:
-            return False
 
     def append(self, head: dict[str, Any], fields: Mapping[str, Any]) -> None:
         """Appends one line, `head` and then `fields`, or nothing if the disk is full."""
@@ -83,9 +67,7 @@ class _LineFile:
             raise
 
     def close(self) -> None:
-        if not self._file.closed:
-            self._closed_in_place = self.in_place
-            self._file.close()
+        self._file.close()
 
 
 def _step(line: bytes) -> float:

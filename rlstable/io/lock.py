@@ -40,10 +40,16 @@ class RunLock:
             os.ftruncate(file, 0)
             os.pwrite(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the run folder was not deleted, moved or replaced, as long as the lock was held."""
+        return self._was_in_place if self._file is None else self._is_in_place(self._file)
+
     def release(self) -> None:
+        self._was_in_place = self.in_place
         file, self._file = self._file, None
         if file is not None:
-            if self._is_in_place(file):  # otherwise another run owns the folder under this name
+            if self._was_in_place:  # otherwise another run owns the folder under this name
                 with contextlib.suppress(OSError):
                     self._path.unlink()
             os.close(file)

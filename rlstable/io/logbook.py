@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,8 @@ from rlstable.config.run import LoggingConfig
 from rlstable.io.console import Console
 from rlstable.io.files import one_line
 from rlstable.io.jsonl import JsonLines, to_json
-from rlstable.io.services import TensorBoard, Wandb
+from rlstable.io.services import Metrics, TensorBoard, Wandb
 
-Metrics = Mapping[str, float | int | None]
 _PATIENCE = 3  # failures in a row after which a service is dropped
 _MOST_QUEUED = 1000  # rows; then training waits for the disk, so that the queue does not fill the memory
 
@@ -31,6 +31,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+@dataclasses.dataclass(eq=False)
 class Logbook:
     """The console and all sinks of a run. A failing sink never stops training.
 
@@ -43,88 +44,68 @@ class Logbook:
     | `sink_dropped` | three failures of a service in a row |
     | `sink_recovered` | the record works again after three or more failures; with the number of lines `lost` |
     | `wandb_failed` | Weights & Biases does not start; the run continues without it |
-
-    Attributes:
-        wandb_run_id: Id of the W&B run, to pass to `start` at a resume; None without one.
-        wandb_url: Address of the run's page; None without one, as offline.
     """
 
-    def __init__(
-        self,
-        services: LoggingConfig,
-        settings: Mapping[str, Any],
-        run_dir: Path,
-        console: Console,
-        more: Sequence[Sink] = (),
-    ):
-        self._chosen = services
-        self._settings = settings
-        self._run_dir = run_dir
-        self._console = console
+    chosen: LoggingConfig
+    settings: Mapping[str, Any]
+    run_dir: Path
+    console: Console
+    more: Sequence[Sink] = ()
+
+    def __post_init__(self) -> None:
         self._showing = threading.RLock()  # the background threads report failed sinks
-        self._more = more
-        self._record: _BackgroundSinks | None = None
-        self._services: _BackgroundSinks | None = None
-        self._lines: JsonLines | None = None
-        self.wandb_run_id: str | None = None
-        self.wandb_url: str | None = None
+        self._parts: list[_BackgroundSinks] = []  # the record, and the services; empty before `start`
+        self.wandb_run_id: str | None = None  # to pass to `start` at a resume
+        self.wandb_url: str | None = None  # of the run's page; None without one, as offline
         self._early: list[tuple[int, str, Mapping[str, Any]]] = []
         self._closed = False
 
     def start(self, wandb_run_id: str | None, resume_step: int | None) -> None:
-        services: list[Sink] = [*self._more]
-        chosen = self._chosen
+        services: list[Sink] = [*self.more]
+        chosen = self.chosen
         if chosen.tensorboard:
-            services.append(TensorBoard(self._run_dir, resume_step))
+            services.append(TensorBoard(self.run_dir, resume_step))
         if chosen.wandb.mode != "disabled":
             self.wandb_run_id = wandb_run_id  # kept if the start fails
             try:
-                wandb = Wandb(chosen.wandb, self._run_dir, self._settings, wandb_run_id)
+                wandb = Wandb(chosen.wandb, self.run_dir, self.settings, wandb_run_id)
                 self.wandb_run_id, self.wandb_url = wandb.run_id, wandb.url
                 services.append(wandb)
             except Exception as error:
                 self.event(resume_step or 0, "wandb_failed", {"error": one_line(error)})
         # Last, because a sink that cannot be opened must not leave files that look like a run.
-        self._lines = JsonLines(self._run_dir, resume_step)
-        self._services = _BackgroundSinks(services, self._report)
-        self._record = _BackgroundSinks([self._lines], self._report)
+        self._parts = [_BackgroundSinks([JsonLines(self.run_dir, resume_step)], self._report)]
+        self._parts.append(_BackgroundSinks(services, self._report))
         early, self._early = self._early, []
         for step, kind, fields in early:
             self.event(step, kind, fields)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        if self._record is None or self._services is None or self._closed:
+        if not self._parts or self._closed:
             return
         with self._showing:
-            self._console.log(step, metrics)
-        row = dict(metrics)
-        self._record.log(step, row)
-        self._services.log(step, row)
+            self.console.log(step, metrics)
+        for part in self._parts:
+            part.log(step, dict(metrics))
 
     def event(self, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         """Shows one event and queues it for writing. Before `start`, the event is kept for later."""
-        if self._record is None:
+        if not self._parts:
             self._early.append((step, kind, fields))
         elif not self._closed:
             self._report(None, step, kind, fields)
 
     def wait(self) -> None:
-        if self._record is not None:
-            self._record.wait()
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the run folder was not deleted, moved or replaced since `start`; True before `start`."""
-        return self._lines is None or self._lines.in_place
+        for record in self._parts[:1]:
+            record.wait()
 
     def close(self) -> None:
         """Writes all pending entries and closes the sinks; may be called again."""
         with contextlib.ExitStack() as closing:  # the console last, because it reports sinks that fail now
-            closing.callback(self._console.close)
+            closing.callback(self.console.close)
             closing.callback(setattr, self, "_closed", True)
-            for part in (self._record, self._services):
-                if part is not None:
-                    closing.callback(part.close)
+            for part in self._parts:
+                closing.callback(part.close)
 
     def _report(self, failed: Sink | None, step: int, kind: str, fields: Mapping[str, Any]) -> None:
         try:  # a copy, because the caller may change the fields afterwards
@@ -132,10 +113,9 @@ class Logbook:
         except Exception as error:  # an event must not end a run
             fields = {"unreadable": f"{type(error).__name__}: {error}"}
         with self._showing:
-            self._console.event(step, kind, fields)
-        for part in (self._record, self._services):
-            if part is not None:
-                part.event(step, kind, fields, failed)
+            self.console.event(step, kind, fields)
+        for part in self._parts:
+            part.event(step, kind, fields, failed)
 
 
 class _BackgroundSinks:

@@ -13,24 +13,17 @@ import sys
 import sysconfig
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlstable.config import ConfigError
 
-
-class _Named(NamedTuple):
-    """Origin of an import path, and what the user writes to trust it."""
-
-    file: Path
-    how: str
-
-
-_named: dict[str, _Named] = {}
+# By import path the file that names it, and what the user writes to trust it.
+_named: dict[str, tuple[Path, str]] = {}
 
 
 def distrust(path: str, file: Path, how: str) -> None:
     """Remembers that a file of a run folder names an import path; `how` is what the user adds to trust it."""
-    _named[path] = _Named(file, how)
+    _named[path] = file, how
 
 
 def trust(path: str) -> None:
@@ -42,7 +35,7 @@ def check_module(path: str, key: str) -> None:
     if path not in _named:
         return
     files = _files_of(path.partition(":")[0])
-    folder = _run_folder(_named[path].file)
+    folder = _run_folder(_named[path][0])
     if files is None:
         raise _refusal(path, key, "is a module of Python itself")
     if any(file.is_relative_to(folder) for file in files):

@@ -46,15 +46,12 @@ def require_trust(file: Path, env: EnvConfig, trust: bool, how: str = "trust=tru
         return
     (code, key), *_ = named.items()
     for path in (file.parent, file):
-        if _exposed_to_others(path.stat()):
+        status = path.stat()
+        if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigError(
                 f"run: {file} names code outside rlstable, Brax and Playground, {key}={code}, and another user owns "
                 f"{path} or may write it; read that code, then add {how}, or chmod go-w your own folder"
             )
-
-
-def _exposed_to_others(status: os.stat_result) -> bool:
-    return status.st_uid != os.getuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def writable_by_others(folder: Path) -> str | None:
@@ -66,19 +63,14 @@ def writable_by_others(folder: Path) -> str | None:
     parent, because some systems create all folders of a home with umask 002. Raises `OSError` without the folder.
     """
     folder = folder.resolve(strict=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid():
-        return f"{folder} belongs to another user (uid {status.st_uid})"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{folder} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o}); chmod go-w {folder}"
-    for parent in folder.parents:
-        status = parent.stat()
-        if status.st_uid not in (os.getuid(), _ROOT, _unmapped_user()):
-            return f"{parent}, above {folder}, belongs to another user (uid {status.st_uid})"
-        by_group = status.st_mode & stat.S_IWGRP and status.st_gid != os.getgid()
-        if (by_group or status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
-            mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
-            return f"{parent}, above {folder}, can be written by other users ({mode}); chmod go-w {parent}"
+    for path in (folder, *folder.parents):
+        status, above = path.stat(), path != folder
+        if status.st_uid != os.getuid() and not (above and status.st_uid in (_ROOT, _unmapped_user())):
+            return f"{path} belongs to another user (uid {status.st_uid})"
+        own_group = above and status.st_gid == os.getgid()
+        writable = status.st_mode & (stat.S_IWOTH if own_group else stat.S_IWGRP | stat.S_IWOTH)
+        if writable and not (above and status.st_mode & stat.S_ISVTX):
+            return f"{path} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o}); chmod go-w {path}"
     return None
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 
 from rlstable.config import ConfigError
-from rlstable.config.run import EnvConfig
 from rlstable.config.schema import expand_home, first_line
 from rlstable.io.files import below, read_json, read_yaml, require_replaceable, write_atomically
 from rlstable.io.lock import RunLock
@@ -80,15 +79,9 @@ def newest_run(root: Path = Path("runs")) -> Path | None:
         if "config.yaml" in files:
             folders.clear()  # checkpoints, and seeds that belong to this run
             run = Path(parent)
-            changed[run] = max(_changed(folder / name) for folder in (run, *seed_folders(run)) for name in _CHANGING)
+            dated = [folder / name for folder in (run, *seed_folders(run)) for name in _CHANGING]
+            changed[run] = max(file.stat().st_mtime for file in dated if file.exists())
     return max(changed, key=lambda folder: changed[folder], default=None)
-
-
-def _changed(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def seed_folder(run_dir: Path, seed: int) -> Path:
@@ -99,6 +92,14 @@ def seed_folders(run_dir: Path) -> list[Path]:
     """The existing seed folders, sorted by seed."""
     folders = [path for path in run_dir.glob(f"{_SEED}*") if re.fullmatch("[0-9]{1,18}", path.name.removeprefix(_SEED))]
     return sorted((path for path in folders if not path.is_symlink()), key=seed_of)
+
+
+def resumed_folders(resume: str | None, run_dir: Path) -> list[Path]:
+    """The folder that a run resumes, and its seed folders; empty for a new run."""
+    if resume is None:
+        return []
+    folder = run_dir if resume == "auto" else Path(resume)
+    return [folder, *seed_folders(folder)]
 
 
 def seed_of(folder: Path) -> int:
@@ -133,9 +134,10 @@ def open_run_dir(run_dir: Path, resume: str | None, seeds: int = 1) -> tuple[boo
     """
     require_usable_name(run_dir)
     require_own(run_dir)
-    original = _copied_folder(run_dir, resume)
+    original = None
     # Checked first, so that a mistake creates no folder.
-    if original is not None:
+    if resume not in (None, "auto") and Path(str(resume)).resolve() != run_dir.resolve():
+        original = Path(str(resume))
         _holds_a_run_to_resume(original, resume, seeds)
         resume = None  # the folder of the copy must be free
     _holds_a_run_to_resume(run_dir, resume, seeds)
@@ -175,29 +177,16 @@ def require_the_same_seeds(run_dir: Path, seeds: range) -> None:
         )
 
 
-def _copied_folder(run_dir: Path, resume: str | None) -> Path | None:
-    """The folder of the run that `run_dir` continues as a copy; None if no other folder is resumed."""
-    if resume in (None, "auto") or Path(str(resume)).resolve() == run_dir.resolve():
-        return None
-    return Path(str(resume))
-
-
 def require_usable_name(run_dir: Path) -> None:
     """Raises a `ConfigError` if orbax cannot use the folder's name, which TensorStore and `glob` read as a pattern."""
     path = str(run_dir.absolute())
-    if special := [character for character in "\\[]*?" if character in path]:
-        raise ConfigError(
-            f"hydra.run.dir: cannot save checkpoints in {path}, because its name has {' '.join(special)}; "
-            "choose another name"
-        )
-    try:
-        path.encode()
-        os.fsencode(path)
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"hydra.run.dir: cannot save checkpoints in {path!a}, because its name is not UTF-8 or not read as UTF-8; "
-            "choose another name, or set LC_ALL=C.UTF-8 (or PYTHONUTF8=1)"
-        ) from error
+    with contextlib.suppress(UnicodeEncodeError):
+        if os.fsencode(path) == path.encode() and not set("\\[]*?") & set(path):
+            return
+    raise ConfigError(
+        f"hydra.run.dir: cannot save checkpoints in {path!a}; choose a name without \\ [ ] * and ?, "
+        "and set LC_ALL=C.UTF-8 if it is not ASCII"
+    )
 
 
 def _holds_a_run_to_resume(run_dir: Path, resume: str | None, seeds: int) -> bool:
@@ -240,12 +229,6 @@ def write_config(run_dir: Path, config: Mapping[str, Any], machine: Mapping[str,
     if machine is not None:  # first, because it shows that the folder is that of a run
         write_atomically(run_dir / "machine.json", json.dumps(machine, indent=2) + "\n")
     write_atomically(run_dir / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-
-
-def with_kept_model(env: EnvConfig, run_dir: Path) -> EnvConfig:
-    """The environment of a run, which reads the copy of the robot's model in the run folder, if there is one."""
-    path = run_dir / KEPT_MODEL
-    return env if env.xml is None or not path.is_file() else env.with_kept_xml(str(path))
 
 
 def discard_start(run_dir: Path) -> None:
@@ -309,8 +292,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
     A folder of compiled programs, which are machine code, is never taken from there.
     """
     path = folder / "config.yaml"
-    if not folder.is_dir():
-        raise ConfigError(f"run: the folder {folder} does not exist; runs are in runs/<env>/<time>")
     if not path.exists():
         raise ConfigError(f"run: {folder} is not a run folder, it has no config.yaml; runs are in runs/<env>/<time>")
     try:

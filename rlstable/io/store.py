@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio.base_events
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -13,33 +13,19 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.run import CheckpointConfig
-from rlstable.io.arrays import (
-    Damaged,
-    Leaf,
-    Manifest,
-    PyTree,
-    checksum,
-    copy_out,
-    manifest_from_json,
-    manifest_to_json,
-)
+from rlstable.io.arrays import Damaged, Leaf, Manifest, PyTree, checksum, copy_out, manifest_from_json, manifest_to_json
 from rlstable.io.files import below, one_line
 from rlstable.io.scores import Score, best_of_each_kind, scored_by
 
 RETIRED = ".retired"
 _TEMPORARY = ".orbax-checkpoint-tmp"
-
-
-def preload() -> None:
-    """Imports orbax, which takes a moment, so that the first save need not."""
-    import orbax.checkpoint  # noqa: F401
 
 
 def open_manager(
@@ -54,10 +40,7 @@ def open_manager(
     """
     import orbax.checkpoint as ocp
 
-    for logger in ("absl", "asyncio"):
-        logging.getLogger(logger).addFilter(_is_not_of_orbax)  # added only once
-    if not isinstance(sys.unraisablehook, _UnraisableHook):
-        sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
+    _drop_lines_of_orbax()
     policies: list[Any] = []
     if config is not None:
         policies = [
@@ -78,23 +61,13 @@ def open_manager(
     return ocp.CheckpointManager(directory, options=options)
 
 
-def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Drops orbax's log lines; the run reports the same failures as events."""
-    return "orbax" not in f"{record.pathname} {record.getMessage()}"
-
-
-class _UnraisableHook:
-    """Drops the tracebacks of TensorStore's threads after a failed save, whose event loop is closed."""
-
-    def __init__(self, hook: Callable[[Any], object]):
-        self._hook = hook
-
-    def __call__(self, unraisable: Any) -> None:
-        trace = unraisable.exc_traceback
-        # A call from C++ has no Python caller, so its outermost frame is asyncio's own.
-        from_native = trace is not None and trace.tb_frame.f_code.co_filename == asyncio.base_events.__file__
-        if not (from_native and "Event loop is closed" in str(unraisable.exc_value)):
-            self._hook(unraisable)
+@functools.cache
+def _drop_lines_of_orbax() -> None:
+    """Drops log lines of orbax and tracebacks of its threads after a failure; the run reports its failures itself."""
+    for logger in ("absl", "asyncio"):
+        logging.getLogger(logger).addFilter(lambda record: "orbax" not in f"{record.pathname} {record.getMessage()}")
+    show = sys.unraisablehook
+    sys.unraisablehook = lambda raised: None if "Event loop is closed" in str(raised.exc_value) else show(raised)
 
 
 def _alone() -> Any:
@@ -104,21 +77,20 @@ def _alone() -> Any:
     return ocp.options.MultiprocessingOptions(own, {own}, f"process-{own}")
 
 
-class _KeepBest:
+class _KeepBest(NamedTuple):
     """Orbax preservation policy: keeps the `n` best of comparable scores, the confirmed, and those of unknown score.
 
     Orbax's own BestN keeps checkpoints without a score, and reads scores that have no checksum.
     """
 
-    def __init__(self, n: int, scores: Mapping[int, Score], confirmed: int | None):
-        self._n = n
-        self._scores = scores
-        self._confirmed = confirmed
+    n: int
+    scores: Mapping[int, Score]
+    confirmed: int | None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         steps = [info.step for info in checkpoints]
-        kept = {self._confirmed, *best_of_each_kind(self._scores, steps, self._n)}
-        return [step in kept or step not in self._scores for step in steps]
+        kept = {self.confirmed, *best_of_each_kind(self.scores, steps, self.n)}
+        return [step in kept or step not in self.scores for step in steps]
 
 
 def items_of(

@@ -25,7 +25,7 @@ from rlstable.config.guards import GuardsConfig
 from rlstable.config.schema import validate
 from rlstable.device import sharding
 from rlstable.device.mesh import make_mesh
-from rlstable.device.precision import Precision, level
+from rlstable.device.precision import level
 from rlstable.device.transforms import vmap_seeds
 from rlstable.device.trees import Env, Observation, Params, PyTree
 from rlstable.envs.episodes import Episodes, run_episodes
@@ -67,11 +67,10 @@ class Evaluator:
         self,
         play: Play,
         count: int,
-        precision: Precision,
+        compiler: Compiler,
         compiling: Compiling,
         report: Callable[..., None],
-        compiler: Compiler | None = None,
-        limit: int | None = None,
+        limit: int | None,
     ):
         def play_pass(policies: tuple[PolicySnapshot, ...], numbers: jax.Array) -> tuple[Episodes, ...]:
             def play_one(policy: PolicySnapshot) -> Episodes:
@@ -82,7 +81,7 @@ class Evaluator:
             return vmap_seeds(play_one)(policies)
 
         self._play = jax.jit(play_pass)
-        self._compiler, self._precision = compiler or Compiler(precision), precision
+        self._compiler, self._precision = compiler, compiler.precision
         self._compiling, self._report, self._limit = compiling, report, limit
         self._count, self._passes = count, 1
         self._building: Future[Compiled] | None = None
@@ -120,12 +119,8 @@ class Evaluator:
         played = self.play(policies)
         elapsed = (time.perf_counter() - started) / len(policies)
         return [
-            {
-                **summarize(episodes),
-                "eval/epoch_eval_time": elapsed,
-                "eval/sps": float(episodes.length.sum()) / elapsed,
-            }
-            for policy, episodes in zip(policies, played, strict=True)
+            {**summarize(episodes), "eval/epoch_eval_time": elapsed, "eval/sps": float(episodes.length.sum()) / elapsed}
+            for episodes in played
         ]
 
     def play(self, policies: Sequence[PolicySnapshot]) -> list[Episodes]:
@@ -216,7 +211,7 @@ def make_evaluator(
     compiler = compiler_of(config, make_mesh(1), env.env)
     own = config.supervise.memory
     limit = memory.limit(jax.local_devices()[0], own.limit_gib) if own.adapt else None
-    return Evaluator(play, config.eval.num_envs, precision, compiling, report, compiler, limit)
+    return Evaluator(play, config.eval.num_envs, compiler, compiling, report, limit)
 
 
 def evaluation_env(config: Config, single: Env | None = None) -> VectorEnv:

@@ -51,10 +51,11 @@ class Policy:
     folder: Path | None = None  # run folder; None for a policy that was not loaded
 
     def __post_init__(self) -> None:
-        if self.safe_action is not None and not _is_action(self.safe_action, self.networks.action_size):
+        safe, size = self.safe_action, self.networks.action_size
+        if safe is not None and not (isinstance(safe, tuple) and len(safe) == size and all(map(_is_number, safe))):
             raise ValueError(
-                f"safe_action: {self.safe_action!r} is not an action; use None for zeros, or a tuple of "
-                f"{self.networks.action_size} finite numbers, one per action element"
+                f"safe_action: {safe!r} is not an action; use None for zeros, or a tuple of {size} finite numbers, one "
+                "per action element"
             )
 
     def __repr__(self) -> str:
@@ -189,14 +190,9 @@ def choose_action(
     return Chosen(distribution.action(raw), raw, memory)
 
 
-def _is_action(x: object, size: int) -> bool:
-    # The comparison with the range of float32 also rejects NaN.
-    largest = float(np.finfo(np.float32).max)
-    return (
-        isinstance(x, tuple)
-        and len(x) == size
-        and all(isinstance(element, int | float | np.floating) and -largest <= element <= largest for element in x)
-    )
+def _is_number(x: object) -> bool:
+    """Whether a number is finite in float32."""
+    return isinstance(x, int | float | np.floating) and abs(float(x)) <= float(np.finfo(np.float32).max)
 
 
 def policy_arrays(state: TrainState) -> dict[str, PyTree]:
@@ -237,7 +233,7 @@ def load_policy(
     """
     run_dir = located(run_dir)
     require_one_seed(run_dir)
-    arrays, host = restore_policy(run_dir / "checkpoints", which)
+    arrays, host = restore_policy(run_dir, which)
     spec: Mapping[str, Any] | None = host.get("policy")
     if spec is None:
         raise ConfigError(f"run_dir: the checkpoint in {run_dir} holds no policy; choose a run folder of rlstable")

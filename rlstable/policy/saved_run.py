@@ -11,9 +11,10 @@ from rlstable.compilation.xla import check_flags, disable_async_dispatch
 from rlstable.config import Config, ConfigError
 from rlstable.config.schema import expand_home
 from rlstable.device.precision import Level
-from rlstable.io.run_folder import read_settings, require_one_seed, with_kept_model
+from rlstable.io.kept_model import with_kept_model
+from rlstable.io.run_folder import read_settings, require_one_seed
 from rlstable.io.versions import versions
-from rlstable.policy import Policy, load_policy
+from rlstable.policy.policy import Policy, load_policy
 
 Which = Literal["best", "latest"] | int
 
@@ -71,9 +72,4 @@ def open_run(folder: str | Path, which: Which = "best", trust: bool = False) -> 
         raise ConfigError(
             f"run: {folder / 'config.yaml'} is not of this version, rlstable {versions()['rlstable']}: {error}"
         ) from error
-    if not (folder / "checkpoints").is_dir():
-        raise ConfigError(
-            f"run: {folder} has no checkpoint; the run ended before its first save, or had checkpoint=off"
-        )
-    policy = load_policy(folder, which)
-    return SavedRun(folder, config, policy, trust)
+    return SavedRun(folder, config, load_policy(folder, which), trust)

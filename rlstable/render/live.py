@@ -9,6 +9,7 @@ from rlstable.io.files import subfolder, write_atomically
 from rlstable.policy.evaluator import acting, evaluation_env
 from rlstable.render.page import page
 from rlstable.render.recording import EpisodeRecorder, steps_of
+from rlstable.runner.host_state import Draw
 from rlstable.runner.listener import Listener
 from rlstable.runner.seed import Seed
 
@@ -25,9 +26,11 @@ class EpisodePages(Listener):
 
     def evaluated(self, seed: Seed) -> None:
         step = seed.host.step
-        if not seed.schedule.records(seed.step_before, step) or not seed.log.logbook.in_place:
+        if not seed.schedule.records(seed.step_before, step) or seed.saving.gone:
             return
-        recorded = self._recorder(seed).record(*seed.policy_snapshot._replace(key=seed.keys.recording), step)
+        recorded = self._recorder(seed).record(
+            *seed.policy_snapshot._replace(key=seed.keys.between(Draw.RECORDING)), step
+        )
         write_atomically(subfolder(seed.run_dir, "episodes") / f"{step}.html", page(recorded))
         seed.event("episode_recorded", file=f"episodes/{step}.html", **{"return": recorded.recordings[0].total})
 

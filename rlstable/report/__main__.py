@@ -61,15 +61,13 @@ class ReportOptions(Section):
         named = data.get("run") or data.get("sweep")
         return data if named else {**data, "run": [LATEST]}
 
-    @model_validator(mode="after")
-    def _check(self) -> ReportOptions:
+    def _check(self) -> None:
         if self.run and self.sweep is not None:
             raise KeyedError("run", "cannot be combined with sweep; leave one of them out")
         if self.out is not None and self.out.is_dir():
             raise KeyedError("out", f"{self.out} is a folder; give a file, {self.out / 'report.html'}")
         if self.out is not None and self.out.exists() and self.out.suffix not in _PAGES:
             raise KeyedError("out", f"{self.out} exists and is not a page; choose a name that ends in .html")
-        return self
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -49,7 +49,7 @@ class ReportPage(Listener):
 
     def _write(self) -> None:
         started, folder = self._clock(), self._run_dir
-        if folder and all(seed.log.logbook.in_place for seed in self._seeds.values()):  # the folder is still this run's
+        if folder and not any(seed.saving.gone for seed in self._seeds.values()):  # the folder is still this run's
             with contextlib.suppress(Exception):
                 write_atomically(folder / "report.html", page(read_records(folder), refresh=True))
         ended = self._clock()

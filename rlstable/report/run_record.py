@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlstable.config import ConfigError
-from rlstable.config.schema import expand_home
+from rlstable.config.schema import expand_home, flat
 from rlstable.io.files import parse_json, read, read_json
 from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.io.run_folder import read_result, read_settings, seed_folders
@@ -115,16 +115,6 @@ def read_records(folder: str | Path) -> list[RunRecord]:
     folder = expand_home(folder)
     started = [seed for seed in seed_folders(folder) if (seed / "config.yaml").is_file()]
     return [read_record(each) for each in started or [folder]]
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def differences(records: Iterable[RunRecord]) -> dict[str, list[Any]]:

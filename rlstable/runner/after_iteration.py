@@ -187,11 +187,10 @@ def final_stop_reason(seed: Seed, stop_reason: StopReason) -> StopReason:
 
     If the last states were bad and no earlier state is saved, the run hands over its last good state.
     """
-    final = seed.final_stop_reason(stop_reason)
+    final = seed.saving.final_stop_reason(stop_reason, seed.state)
     if final is StopReason.not_saved and stop_reason in SAVED and seed.saving.may_hand_over:
         _hand_over_last_good(seed)
-        seed.advice = None
-        final = seed.final_stop_reason(stop_reason)
+        final = seed.saving.final_stop_reason(stop_reason, seed.state)
     return final
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable
 from typing import NamedTuple
@@ -89,49 +90,41 @@ def decide(
     return Decision(Action.STOP, cause, StopReason.recovery_exhausted if exhausted else cause, plan)
 
 
+@dataclasses.dataclass(eq=False)
 class ReturnCheck:
     """The return watch of one seed; does nothing if the watch or recovery is off.
 
     Each iteration calls `train` and `suspects`, then `compare` if `suspects` returned True, and at the end `keep`.
     """
 
-    def __init__(
-        self,
-        guard: ReturnWatchConfig,
-        total_steps: int,
-        host: HostState,
-        keys: SeedKeys,
-        snapshots: Snapshots,
-        event: Callable[..., None],
-        enabled: bool,
-    ):
-        self.enabled = enabled
-        self._guard = guard
-        self._total_steps = total_steps
-        self._host = host
-        self._keys = keys
-        self._snapshots = snapshots
-        self._event = event
-        self._is_best: bool | None = None
-        self._healthy = self._evaluated_best = False
-        self.collapsed = False  # whether this iteration's comparison has confirmed a collapse
-        self.best_return: float | None = None  # of the best policy in the comparison that confirmed the last collapse
-        self.fallen_return: float | None = None  # of the collapsed policy in the same episodes; None if all aborted
+    guard: ReturnWatchConfig
+    total_steps: int
+    host: HostState
+    keys: SeedKeys
+    snapshots: Snapshots
+    event: Callable[..., None]
+    enabled: bool
+    collapsed: bool = False  # whether this iteration's comparison has confirmed a collapse
+    best_return: float | None = None  # of the best policy in the comparison that confirmed the last collapse
+    fallen_return: float | None = None  # of the collapsed policy in the same episodes; None if all aborted
+    _healthy: bool = False
+    _is_best: bool | None = None  # by training; None without a look
+    _evaluated_best: bool = False
 
     @property
     def _watch(self) -> ReturnWatch:
         # A resume replaces `host.watch`, so the state is not kept here.
-        return ReturnWatch(self._guard.tolerance, self._guard.episodes, self._host.watch)
+        return ReturnWatch(self.guard.tolerance, self.guard.episodes, self.host.watch)
 
     def train(self, metrics: Metrics) -> None:
         """Records the training episodes of an iteration, unless its state is bad."""
         self._healthy = bool(metrics.healthy)
-        episodes = int(metrics.counters.episodes) - self._host.episodes
-        self._host.episodes += episodes
+        episodes = int(metrics.counters.episodes) - self.host.episodes
+        self.host.episodes += episodes
         self._is_best = None
         if self.enabled and self._healthy:
             self._is_best = self._watch.train(float(metrics.values["episode/sum_reward"]), episodes)
-            self._snapshots.promote_candidate(self._is_best)
+            self.snapshots.promote_candidate(self._is_best)
 
     def suspects(self, evaluation: Row) -> bool:
         """Whether the return may have collapsed, so that `compare` must decide; the evaluation may be empty."""
@@ -142,13 +135,13 @@ class ReturnCheck:
         if evaluation:
             self._evaluated_best = self._watch.evaluate(value)
         ends_below = self._finished and self._watch.ends_below(value)
-        best = self._snapshots.best
-        return (self._watch.suspects or ends_below) and not best.empty and best.iteration < self._host.iteration
+        best = self.snapshots.best
+        return (self._watch.suspects or ends_below) and not best.empty and best.iteration < self.host.iteration
 
     def policy_pair(self, state: TrainState) -> tuple[PolicySnapshot, PolicySnapshot]:
         """The best and the present policy with the same random key, for the episodes of `compare`."""
-        key = self._keys.comparison
-        return without_critic(*self._snapshots.best.policy, key), snapshot_of(state, key)
+        key = self.keys.comparison
+        return without_critic(*self.snapshots.best.policy, key), snapshot_of(state, key)
 
     def compare(self, best_returns: np.ndarray, present_returns: np.ndarray) -> None:
         """Decides whether the return has collapsed, from paired episodes of the policies of `policy_pair`.
@@ -158,35 +151,35 @@ class ReturnCheck:
         returns = {
             "best_return": _mean(best_returns),
             "return": _mean(present_returns),
-            "best_iteration": self._snapshots.best.iteration,
+            "best_iteration": self.snapshots.best.iteration,
         }
         worse = self._watch.is_worse(best_returns, present_returns, self._finished)
-        if worse and not self._finished and self._host.watch.training.holds:
+        if worse and not self._finished and self.host.watch.training.holds:
             worse = None  # training does not show the fall: exploration, or a task that only training sees
         self.collapsed = worse is True
         if worse:
             self._watch.confirm()
-            self._event("guard_tripped", guard="return_watch", collapsed=1)
-            self._event("return_collapsed", **returns)
+            self.event("guard_tripped", guard="return_watch", collapsed=1)
+            self.event("return_collapsed", **returns)
             self.best_return, self.fallen_return = _mean(best_returns), _mean(present_returns)
         elif worse is None:
             self._watch.reset_test()
-            self._event("return_fall_unclear", **returns)
+            self.event("return_fall_unclear", **returns)
         else:
             self._watch.refute(best_returns, present_returns)
-            self._event("return_fall_refuted", **returns)
+            self.event("return_fall_refuted", **returns)
 
     def keep(self, state: TrainState) -> None:
         """Keeps a good state as the best one or as the candidate for it, if the returns of this iteration say so."""
-        host = self._host
+        host = self.host
         if self._evaluated_best:
-            self._snapshots.best.keep(state, host.iteration, host.step)
+            self.snapshots.best.keep(state, host.iteration, host.step)
         if self._is_best is not None:
-            self._snapshots.candidate.keep(state, host.iteration, host.step)
+            self.snapshots.candidate.keep(state, host.iteration, host.step)
 
     @property
     def _finished(self) -> bool:
-        return self._host.step >= self._total_steps
+        return self.host.step >= self.total_steps
 
 
 def _mean(returns: np.ndarray) -> float | None:

@@ -18,13 +18,7 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.device import hosts
 from rlstable.io.checkpoint import restore_policy
-from rlstable.policy.evaluator import (
-    EvaluationMetrics,
-    Evaluator,
-    PolicySnapshot,
-    returns_of,
-    snapshot_of,
-)
+from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot, returns_of, snapshot_of
 from rlstable.runner.seed import Seed
 from rlstable.supervise.memory import OutOfMemory
 from rlstable.supervise.stop_reasons import GIVEN_UP, StopReason
@@ -120,9 +114,9 @@ def confirm(
 
 
 def _is_due(seed: Seed) -> bool:
-    """Whether the seed has a best policy that is not confirmed yet."""
+    """Whether the seed has a best policy that is not confirmed yet, and this process plays."""
     config = seed.config.checkpoint
-    if not config.enabled or not config.confirm_best or not seed.checkpoints.ranked():
+    if not hosts.is_writer() or not config.enabled or not config.confirm_best or not seed.checkpoints.ranked():
         return False
     if seed.confirmed.get("confirmed_checkpoint") in seed.checkpoints.all():
         return False  # a finished run was resumed, and there is nothing left to train

@@ -55,26 +55,16 @@ class HostState:
         """Iterations done, rolled back iterations included; never decreases. Number of the checkpoint of a state."""
         return self.iteration + self.attempts.lost_iterations
 
-    def copy_from(self, other: HostState) -> None:
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(other, field.name))
-
-    @classmethod
-    def of(cls, saved: dict[str, Any]) -> HostState:
-        """Reads the host state of a checkpoint; a `ConfigError` if another version, with other fields, saved it."""
-        kinds: dict[str, Any] = {
-            "attempts": Attempts,
-            "plan": MemoryPlan,
-            "incidents": IncidentState,
-            "tally": Tally,
-        }
+    def read(self, saved: dict[str, Any]) -> None:
+        """Takes the host state of a checkpoint; a `ConfigError` if another version, with other fields, saved it."""
+        kinds: dict[str, Any] = {"attempts": Attempts, "plan": MemoryPlan, "incidents": IncidentState, "tally": Tally}
         try:
-            _require_fields(cls, saved)
+            _require_fields(HostState, saved)
             for name, kind in kinds.items():
                 _require_fields(kind, saved[name])
             parts = {name: kind(**saved[name]) for name, kind in kinds.items()}
             parts |= {"watch": WatchState.of(saved["watch"]), "signs": SignState.of(saved["signs"])}
-            return cls(**saved | parts)
+            vars(self).update(saved | parts)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ConfigError(
                 f"resume: another version of rlstable saved the host state ({error}); resume with that version"
@@ -119,11 +109,6 @@ class SeedKeys:
     def comparison(self) -> jax.Array:
         """For the comparison of the best policy with the present one after this iteration and attempt."""
         return fold_in(self.between(Draw.COMPARISON), self._host.attempts.count)
-
-    @property
-    def recording(self) -> jax.Array:
-        """For the episode that is recorded after this iteration."""
-        return self.between(Draw.RECORDING)
 
     def between(self, draw: Draw) -> jax.Array:
         """For a draw between two iterations."""

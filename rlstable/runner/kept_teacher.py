@@ -14,8 +14,8 @@ from rlstable.config.run import CheckpointConfig
 from rlstable.device.trees import Env, Observation
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.files import below, one_line
-from rlstable.io.run_folder import KEPT_TEACHER, has_checkpoint, seed_folders
-from rlstable.policy import Policy, load_policy
+from rlstable.io.run_folder import KEPT_TEACHER, has_checkpoint, resumed_folders
+from rlstable.policy.policy import Policy, load_policy
 from rlstable.ppo.normalizer import Statistics
 from rlstable.ppo.teacher import Teacher
 
@@ -24,8 +24,7 @@ def load_teacher(name: str | None, resume: str | None, run_dir: Path) -> Policy 
     """The policy of the run folder `name`, or its copy in the folder that the run resumes; None without a teacher."""
     if name is None:
         return None
-    folder = run_dir if resume == "auto" else Path(resume or run_dir)
-    for held in (folder, *seed_folders(folder)) if resume is not None else ():
+    for held in resumed_folders(resume, run_dir):
         if has_checkpoint(kept := below(held, KEPT_TEACHER)):
             policy = load_policy(kept, "latest")
             if policy.host.get("teacher") == name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -25,40 +26,28 @@ from rlstable.supervise.stop_reasons import StopReason
 Callback = Callable[[int, Row], Any]
 
 
+@dataclasses.dataclass(eq=False)
 class SeedLog:
-    """Logs one seed. Events before `start` are kept and logged then."""
+    """Logs one seed. Events before the start of the logbook are kept and logged then."""
 
-    def __init__(
-        self,
-        number: int,
-        logbook: Logbook,
-        signs: Callable[[Callable[..., None]], Signs],
-        host: HostState,
-        ppo: PPO,
-        callback: Callback | None,
-        console: Console,
-        listeners: Listeners,
-    ):
-        self.console = console
-        self._number = number
-        self.listeners = listeners
-        self._callback = callback
-        self._host = host
-        self.logbook = logbook
-        self.telemetry = Telemetry(ppo)
-        self._signs = signs(self.event)
-        self._ppo = ppo
+    number: int
+    logbook: Logbook
+    signs: Callable[[Callable[..., None]], Signs]
+    host: HostState
+    ppo: PPO
+    callback: Callback | None
+    console: Console
+    listeners: Listeners
+    stopped_by_callback: bool = False
+
+    def __post_init__(self) -> None:
+        self.telemetry = Telemetry(self.ppo)
+        self._signs = self.signs(self.event)
         self.history: list[Row] = []
         self.last_evaluation: Row = {}
-        self.stopped_by_callback = False
         self._trips: dict[str, Counter[str]] = {}  # since the last event
         # A script may pass the callback in process 0 only; the exchange needs all processes.
-        self._has_callback = hosts.from_writer("has_callback", lambda: callback is not None)
-
-    def start(self, continues: bool) -> None:
-        """Opens the outputs, in the writer. Must run when the first step of the run is known."""
-        if hosts.is_writer():
-            self.logbook.start(self._host.wandb_run_id, self._host.logged_step if continues else None)
+        self._has_callback = hosts.from_writer("has_callback", lambda: self.callback is not None)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Logs one event, in the writer, after the trips before it."""
@@ -73,24 +62,24 @@ class SeedLog:
 
     def _write_event(self, kind: str, fields: dict[str, Any]) -> None:
         if hosts.is_writer():
-            self.logbook.event(self._host.logged_step, kind, fields)
+            self.logbook.event(self.host.logged_step, kind, fields)
 
     def iteration(self, metrics: Metrics) -> None:
         """Counts the trips of an iteration and looks for signs of trouble."""
-        host, ppo = self._host, self._ppo.settings.ppo
+        host, ppo = self.host, self.ppo.settings.ppo
         if bool(metrics.healthy):
             values = {**metrics.values, "training/episodes": int(metrics.counters.episodes)}
             self._signs.record_iteration(host.signs, host.iteration, host.logged_step, values)
         trips = self.telemetry.trips(metrics)
         minibatches = ppo.num_updates_per_batch * ppo.num_minibatches
-        counts = (metrics.values, trips, ppo.env_steps_per_iteration(1), minibatches, self._ppo.update_guards)
+        counts = (metrics.values, trips, ppo.env_steps_per_iteration(1), minibatches, self.ppo.update_guards)
         host.tally.count(*counts, host.logged_step, bool(metrics.healthy))
         for name, causes in trips.items():
             self._trips.setdefault(name, Counter()).update(causes)
 
     def evaluation(self, metrics: Row) -> Row:
         """Records an evaluation; returns its part of the next row."""
-        host = self._host
+        host = self.host
         host.evaluated += metrics["eval/epoch_eval_time"] or 0.0
         self.last_evaluation = row = {**metrics, "eval/walltime": host.evaluated}
         value = row["eval/episode_reward"]
@@ -110,14 +99,14 @@ class SeedLog:
     def row(self, evaluation: Row, counts: Row) -> None:
         """Logs a row of the iterations since the last one, with the result of `evaluation` or without, and `counts`."""
         self.write_trips()
-        self._log_row(self.telemetry.flush(self._host.elapsed) | evaluation | counts)
+        self._log_row(self.telemetry.flush(self.host.elapsed) | evaluation | counts)
 
     def _log_row(self, row: Row) -> None:
-        step = self._host.logged_step
+        step = self.host.logged_step
         self.logbook.log(step, row)
         self.history.append({"step": step, **row})
-        self.listeners.row(self._number, step, row)
-        call = self._callback
+        self.listeners.row(self.number, step, row)
+        call = self.callback
         if self._has_callback and hosts.from_writer("callback", lambda: call is not None and call(step, row) is True):
             self.stopped_by_callback = True
 
@@ -129,7 +118,7 @@ class SeedLog:
         `run_advice` is by the component that ended the run, `more` are fields about the policy and `unsaved_steps`.
         """
         self.write_trips()
-        host = self._host
+        host = self.host
         fields: dict[str, Any] = {
             "stop_reason": stop_reason.name,
             "exit_code": stop_reason.exit_code,
@@ -141,7 +130,7 @@ class SeedLog:
             "seconds": round(host.elapsed, 1),
             "rollbacks": host.attempts.count,
             "signs": host.signs.logged,
-            "warnings": [warning._asdict() for warning in warnings_of(host.tally)],
+            "warnings": [{"name": name, "text": text} for name, text in warnings_of(host.tally).items()],
         }
         if cause is not None and stop_reason in (cause, StopReason.recovery_exhausted):
             fields["cause"] = cause.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import importlib
 import time
 import traceback
 from collections.abc import Iterable
@@ -19,15 +19,14 @@ from rlstable.config.schema import expand_home
 from rlstable.device import hosts
 from rlstable.device.sharding import fetch
 from rlstable.envs.objects import Environments
-from rlstable.io import store
 from rlstable.io.console import Console
+from rlstable.io.kept_model import resumed_env
 from rlstable.io.run_folder import default_run_dir, forget_result
 from rlstable.policy.evaluator import EvaluationMetrics, Evaluator, PolicySnapshot
 from rlstable.ppo.guards import MoreGuards
 from rlstable.ppo.state import Metrics
 from rlstable.runner.after_iteration import final_stop_reason, finish_iteration, record_iteration, roll_back_to_plan
 from rlstable.runner.evaluation import CONFIRMED_AT, compare_with_best, confirm, evaluate
-from rlstable.runner.kept_model import taken
 from rlstable.runner.kept_teacher import load_teacher
 from rlstable.runner.listener import Listener, Listeners, Row
 from rlstable.runner.log import Callback
@@ -42,13 +41,9 @@ from rlstable.supervise.memory import OutOfMemory, is_out_of_memory
 from rlstable.supervise.signals import Signals
 from rlstable.supervise.stop_reasons import FROM_OUTSIDE, StopReason, nothing_to_train
 
-_OUT_OF_MEMORY = (
-    "The device of a process refused memory for an iteration. Several processes cannot continue with a smaller plan: "
-    "resume with a larger ppo.gradient_accumulation or a smaller env.envs_per_pass."
-)
-_NO_STATE_KEPT = (
-    "The device refused memory while training, and supervise.recovery.enabled=false keeps no state to roll back to; "
-    "set supervise.recovery.enabled=true or raise ppo.gradient_accumulation, and resume."
+_NO_WAY_BACK = (
+    "The device refused memory while training. Several processes, or a run with supervise.recovery.enabled=false, "
+    "cannot take a smaller plan: resume with a larger ppo.gradient_accumulation or a smaller env.envs_per_pass."
 )
 
 
@@ -58,18 +53,10 @@ class TrainingLoop:
     Each seed has its own guards, remedies, rollbacks and stop reason. A finished seed stays in the batch because the
     program's shape is fixed; its results are ignored. With several seeds, each has a folder `seed-<seed>`.
 
-    Args:
-        config: The configuration.
-        run_dir: The run folder; None for the resumed folder, else `runs/<env>/<time>`.
-        callback: Called as `callback(step, row)` with every row; returning True stops the run. With several seeds it
-            is called with the rows of each seed, which have the key `seed`.
-        more_guards: The user's guards, by site (`env`, `batch`, `update`, `state`) and name.
-        signals: Signal handlers that the caller has installed; None to install them during `run`.
-        environments: Environment objects of the user; None to load the configured environment.
-        listeners: Watch the run, in the writing process: pages, films, and what a user adds.
-
-    Raises:
-        ConfigError: The configuration, the environment, the folder or a flag of JAX is unusable.
+    `run_dir`, `callback`, `more_guards` and `listeners` are those of `rlstable.fit`. `signals` are handlers that the
+    caller has installed, None to install them during `run`. `environments` are objects of the user, None to load the
+    configured environment. Raises `ConfigError` if the configuration, the environment, the folder or a flag of JAX is
+    unusable.
     """
 
     def __init__(
@@ -91,15 +78,15 @@ class TrainingLoop:
         self.run_dir = expand_home(
             hosts.from_writer("run_dir", lambda: str(run_dir or default_run_dir(config.resume, config.env.name)))
         )
-        shown = config.logging.console if hosts.is_writer() else "off"
+        shown = hosts.of_writer(config.logging.console, "off")
         whole_from = config.ppo.num_envs * config.env.training_length
         self._console = Console(shown, config.total_steps, whole_from=whole_from)
-        env = taken(config.env, config.resume, self.run_dir, self._console.message)
+        env = resumed_env(config.env, config.resume, self.run_dir, self._console.message)
         self.config = config = config.model_copy(update={"env": env})
         self._stop_request = StopRequest(
             self._console, self._save_and_end, self._last_save, signals, config.supervise.max_wall_time
         )
-        own = listeners if hosts.is_writer() else ()
+        own = hosts.of_writer(listeners, ())
         self._listeners = Listeners(own, self._console, lambda kind, **fields: self.programs.event(kind, **fields))
         self._last_seconds = 0.0
         self._advice: str | None = None
@@ -156,7 +143,7 @@ class TrainingLoop:
             if not isinstance(error, Exception):
                 raise
             self._explain(ending, error)
-            if stop_reason is StopReason.error and ending.process == hosts.index():
+            if stop_reason is StopReason.error and ending.is_own:
                 raise
         finally:
             result = self._seeds.finish(stop_reason, self._advice)
@@ -186,7 +173,7 @@ class TrainingLoop:
         if any(seed.schedule.evaluates for seed in training.values()):
             hosts.from_writer("begun", lambda: self._evaluator(training).begin(self._policies(training)))
         if self.config.checkpoint.enabled:
-            store.preload()  # while the programs compile
+            importlib.import_module("orbax.checkpoint")  # takes a moment, while the programs compile
         self._program(training)
         if self.config.eval.at_start and not any(seed.host.logged_iteration for seed in training.values()):
             for number, metrics in self._evaluate(training, training).items():
@@ -209,7 +196,7 @@ class TrainingLoop:
             program, needed = self.programs.iteration(host, self._seeds.states(training))
             if program is not None:
                 return program
-            self._seeds.take_plan(self.programs.smaller_plan(host, needed))
+            self._seeds.take_plan(self.programs.memory.smaller(host.plan, needed))
 
     def _iterate(self, training: dict[int, Seed]) -> dict[int, Metrics] | None:
         """Trains the seeds for one iteration; None if the device refused memory, so that they were rolled back."""
@@ -227,8 +214,6 @@ class TrainingLoop:
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            if hosts.count() > 1:  # the other processes wait in the iteration, and a collective cannot be interrupted
-                raise OutOfMemory(_OUT_OF_MEMORY) from error
             self._roll_back_to_smaller_plan(training)
             return None
         self._last_seconds = time.perf_counter() - started
@@ -239,9 +224,9 @@ class TrainingLoop:
 
         Raises `OutOfMemory` without a smaller plan, or without a state to roll back to.
         """
-        if any(seed.snapshots.last_good.empty for seed in training.values()):
-            raise OutOfMemory(_NO_STATE_KEPT)
-        plan = self.programs.smaller_plan(next(iter(training.values())).host, None)
+        if not all(seed.may_roll_back_to_plan for seed in training.values()):
+            raise OutOfMemory(_NO_WAY_BACK)
+        plan = self.programs.memory.smaller(next(iter(training.values())).host.plan, None)
         for seed in training.values():
             roll_back_to_plan(seed, plan)
             seed.saving.save_at_once(seed.state)
@@ -256,8 +241,7 @@ class TrainingLoop:
         evaluations = self._evaluate(training, due) if due else {}
         self._compare_suspects(training, evaluations)
         # Asked once for all seeds, so that all of them stop after the same iteration.
-        outdated = any(seed.saving.outdated for seed in training.values())
-        requested, saves = self._stop_request.agreed(seconds, outdated)
+        requested, saves = self._stop_request.agreed(seconds, any([seed.saving.due for seed in training.values()]))
         own_reasons = {
             number: self._finish_iteration_of(seed, metrics[number], evaluations.get(number, {}), requested, saves)
             for number, seed in training.items()
@@ -309,17 +293,14 @@ class TrainingLoop:
         found = [seed for number, seed in training.items() if seed.return_check.suspects(evaluations.get(number, {}))]
         if found:
             evaluator = self.programs.evaluator(found[0].host)
-            with (
-                contextlib.suppress(OutOfMemory),
-                self._console.working("comparing the policy with the best one"),
-            ):
+            with contextlib.suppress(OutOfMemory), self._console.working("comparing the policy with the best one"):
                 compare_with_best(evaluator, self._seeds.policies(training), found)
 
     def _end(self, stop_reasons: dict[int, StopReason]) -> dict[int, StopReason]:
         """Confirms the best policies of seeds that end now, and ends these seeds; the other seeds continue."""
         stop_reasons = {n: final_stop_reason(self.seeds[n], reason) for n, reason in stop_reasons.items()}
         seeds = [self.seeds[number] for number, reason in stop_reasons.items() if reason in CONFIRMED_AT]
-        if seeds and hosts.is_writer():
+        if seeds:
             evaluator, requested = self.programs.evaluator(seeds[0].host), self._stop_request.requested
             with self._console.working("confirming the best policy in fresh episodes"):
                 # The evaluation program takes `config.seeds` policies at a time.
@@ -347,7 +328,7 @@ class TrainingLoop:
         return f"the last checkpoint is of step {min(saved):,}"
 
     def _explain(self, ending: hosts.Ending, error: Exception) -> None:
-        """Tells why the run fails: in the log of an error, else in the advice; other processes print their cause."""
+        """Tells why the run fails: in the log of an error, else in the advice."""
         if isinstance(error, OutOfMemory):
             self._advice = str(error)
         else:
@@ -355,8 +336,6 @@ class TrainingLoop:
                 seed.event("error", message=f"{type(error).__name__}: {error}")
         if StopReason[ending.stop_reason] not in FROM_OUTSIDE:  # a signal explains itself
             self._advice = ending.advice or self._advice
-        if ending.process != hosts.index():
-            print(f"rlstable: {ending.stop_reason}: {ending.message}", file=sys.stderr, flush=True)
 
 
 def _cause(error: BaseException) -> tuple[str, int, str]:

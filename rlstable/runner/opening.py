@@ -9,12 +9,12 @@ from pathlib import Path
 
 from rlstable import faults
 from rlstable.config import Config, ConfigError
-from rlstable.config.guards import GuardsConfig
 from rlstable.device import hosts
 from rlstable.device.precision import Level
 from rlstable.device.shared import has_shared
 from rlstable.envs.capture import cause_names
 from rlstable.io.console import Console, SeedConsole
+from rlstable.io.kept_model import keep
 from rlstable.io.logbook import Logbook
 from rlstable.io.outcome import outcome_of
 from rlstable.io.run_folder import (
@@ -30,7 +30,6 @@ from rlstable.io.run_folder import (
 )
 from rlstable.runner.decision import ReturnCheck
 from rlstable.runner.host_state import HostState, Schedule, SeedKeys
-from rlstable.runner.kept_model import keep
 from rlstable.runner.kept_teacher import keep_teacher
 from rlstable.runner.listener import Listeners
 from rlstable.runner.log import Callback, SeedLog
@@ -91,9 +90,9 @@ class Opening:
         closing = contextlib.ExitStack()  # even if interrupted, so that the next run finds the folder free
 
         def open_folder() -> bool:
-            resumes, lock = open_run_dir(run_dir, config.resume, 1)
-            closing.callback(lock.release)
-            closing.callback(lambda: free_reserve(run_dir) if logbook.in_place else None)
+            resumes, saving.lock = open_run_dir(run_dir, config.resume, 1)
+            closing.callback(saving.lock.release)
+            closing.callback(lambda: None if saving.gone else free_reserve(run_dir))
             if not resumes and (run_dir / "metrics.jsonl").exists():  # only with resume=auto
                 log.event("started_again", reason="the folder has no checkpoint, so its earlier metrics are deleted")
             return resumes
@@ -110,10 +109,11 @@ class Opening:
             limits, causes = limits_of(config.guards), cause_names(setup.env.guards)
             about = {"seed": config.seed, "fault": fault.site, "versions": programs.versions, "config": settings}
             args = config.supervise.incident, limits, causes, about, log.event
-            watch, watches = config.guards.return_watch, config.watches_return
+            guards, watch, watches = config.guards, config.guards.return_watch, config.watches_return
+            patience = {"policy_diverged": guards.policy.patience, "value_loss_exploded": guards.value_loss.patience}
             seed = Seed(
                 config, run_dir, programs, host, keys, self._schedule(host), log, state, snapshots,
-                Recovery(config.supervise.recovery, _patience(config.guards)),
+                Recovery(config.supervise.recovery, patience),
                 ReturnCheck(watch, config.total_steps, host, keys, snapshots, log.event, watches),
                 Incidents(run_dir, *args), saving, closing,
             )  # fmt: skip
@@ -124,9 +124,9 @@ class Opening:
                 seed.keep_last_good()
             if hosts.is_writer():
                 write_config(run_dir, settings, programs.machine)
-                keep(config.env, run_dir, log.event)
+                keep(config.env, run_dir)
                 keep_teacher(programs.teacher, run_dir)
-            log.start(continues=config.resume is not None)
+                logbook.start(host.wandb_run_id, None if config.resume is None else host.logged_step)
         except BaseException:
             closing.close()
             if hosts.is_writer() and not resumes:
@@ -176,7 +176,3 @@ class Opening:
                 f"seeds: {config.env.name} keeps the contacts of all environments in one array (MJX-Warp), which "
                 "cannot be mapped over seeds; train one seed per process with seeds=1, or use impl=jax"
             )
-
-
-def _patience(guards: GuardsConfig) -> dict[str, int]:
-    return {"policy_diverged": guards.policy.patience, "value_loss_exploded": guards.value_loss.patience}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -26,13 +27,13 @@ from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 from rlstable.envs.objects import Environments
 from rlstable.io.versions import versions
-from rlstable.policy import Policy
 from rlstable.policy.evaluator import Evaluator, make_evaluator, require_same_observation
+from rlstable.policy.policy import Policy
 from rlstable.ppo.guards import MoreGuards, check_more
 from rlstable.ppo.state import TrainState
 from rlstable.runner.host_state import HostState
 from rlstable.runner.setup import Program, TrainingSetup
-from rlstable.supervise.memory import MemoryPlan, MemoryPlanner, is_out_of_memory
+from rlstable.supervise.memory import MemoryPlanner, is_out_of_memory
 from rlstable.supervise.stop_reasons import StopReason
 
 _CURED_BY_PRECISION = (StopReason.state_not_finite, StopReason.no_update_accepted, StopReason.physics_unstable)
@@ -71,6 +72,7 @@ def require_same_run(seeds: int, settings: Mapping[str, Any], mesh: Mesh) -> Non
         raise ConfigError(f"distributed: the processes have {own} devices; start them with equally many each")
 
 
+@dataclasses.dataclass(eq=False)
 class Programs:
     """Training setups, evaluators and compiled iterations of a run, each made once and used by all seeds.
 
@@ -78,40 +80,34 @@ class Programs:
     the guards are unusable.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        mesh: Mesh,
-        more_guards: MoreGuards,
-        compiling: Compiling,
-        environments: Environments | None = None,
-        teacher: Policy | None = None,
-    ):
-        check_more(more_guards, config.guards.model_dump().keys())
-        self.shared = config.seeds > 1  # then no seed can change its precision
+    config: Config
+    mesh: Mesh
+    more_guards: MoreGuards
+    compiling: Compiling
+    environments: Environments | None = None
+    teacher: Policy | None = None
+    _reported_constants: bool = False
+
+    def __post_init__(self) -> None:
+        check_more(self.more_guards, self.config.guards.model_dump().keys())
+        self.shared = self.config.seeds > 1  # then no seed can change its precision
         if self.shared:
-            config, mesh = config.of_seed(config.seed, ""), make_mesh(1)
+            self.config, self.mesh = self.config.of_seed(self.config.seed, ""), make_mesh(1)
+        config, mesh = self.config, self.mesh
         config.ppo.require_devices(mesh.size)
-        self.mesh = mesh
         self.listeners: list[Callable[..., None]] = []  # called as `listener(kind, **fields)` with every event
         self.notices: list[tuple[str, dict[str, Any]]] = []  # events of the start, for the log of every seed
         self.iterations: dict[tuple[Level, str], Program] = {}
-        self._config = config
-        self._more_guards = more_guards
-        self.compiling = compiling
-        self._environments = environments
-        self.teacher = teacher
+        self._single = None if self.environments is None else self.environments.train
         self._setups: dict[tuple[Level, str], TrainingSetup] = {}
         self._evaluators: dict[Level, Evaluator] = {}
-        self._reported_constants = False
         if (cache_error := enable_program_cache(config.compile_cache)) is not None:
             self.notices.append(("compile_cache_unusable", {"error": cache_error}))
-        self._memory = MemoryPlanner(config.supervise.memory, config.ppo, config.env, mesh, self.event)
+        self.memory = MemoryPlanner(config.supervise.memory, config.ppo, config.env, mesh, self.event)
         setup = self.setup(HostState())
         self._examine(setup)
         if config.eval.env_kwargs:
-            played = load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
-            require_same_observation(setup.single, played)
+            require_same_observation(setup.single, self.played_env(HostState()))
 
     def event(self, kind: str, **fields: Any) -> None:
         """Logs an event of all seeds."""
@@ -124,7 +120,7 @@ class Programs:
 
     def levels_for(self, cause: StopReason) -> int:
         """Number of precision levels above the configured one that may cure a cause of failure."""
-        if not self._config.supervise.ladder.enabled or cause not in _CURED_BY_PRECISION:
+        if not self.config.supervise.ladder.enabled or cause not in _CURED_BY_PRECISION:
             return 0
         physics = cause is StopReason.physics_unstable  # networks do not compute in float64
         return sum(physics or level.matmul != X64 for level in self._levels[1:])
@@ -135,29 +131,37 @@ class Programs:
     def setup(self, host: HostState) -> TrainingSetup:
         key = self.key(host)
         if key not in self._setups:
-            ppo, env = host.plan.of(self._config.ppo, self._config.env)
-            config = self._config.with_precision(key[0]._asdict(), ppo=ppo, env=env)
-            args = self._more_guards, self.compiling, self._train_env, self.teacher
-            self._setups[key] = setup = TrainingSetup(config, self.mesh, *args)
-            setup.on_large_constants(self._report_constants)
+            ppo, env = host.plan.of(self.config.ppo, self.config.env)
+            config = self.config.with_precision(key[0]._asdict(), ppo=ppo, env=env)
+            args = self.more_guards, self.compiling, self._single, self.teacher, self._report_constants
+            self._setups[key] = TrainingSetup(config, self.mesh, *args)
         return self._setups[key]
 
     def evaluator(self, host: HostState) -> Evaluator:
         """The evaluator at the configured size, whatever the memory plan."""
         level = self.level(host)
         if level not in self._evaluators:
-            setup = self.setup(host)
-            args = setup.ppo.networks, self.compiling, self.event, self._evaluation_env(setup)
-            self._evaluators[level] = make_evaluator(self._config.with_precision(level._asdict()), *args)
+            args = self.setup(host).ppo.networks, self.compiling, self.event, self.played_env(host)
+            self._evaluators[level] = make_evaluator(self.config.with_precision(level._asdict()), *args)
         return self._evaluators[level]
 
     def played_env(self, host: HostState) -> Env:
-        """The environment of evaluations, for another program than the evaluator's."""
-        config, env = self._config, self._evaluation_env(self.setup(host))
-        return load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize) if env is None else env
+        """The environment of evaluations, that of training if both are the same, else loaded for each call.
+
+        A user's environment may own a simulator, which both would disturb; on several devices each environment has a
+        share of the cores.
+        """
+        config = self.config
+        if self.environments is not None:
+            return with_history(self.environments.evaluate, config.env.history)
+        known = config.env.source in ("brax", "gymnasium", "playground", "robot")
+        same = known and not config.eval.env_kwargs and self.mesh.size == 1
+        if same and (config.eval.randomize or not config.env.is_randomized):
+            return self.setup(host).single
+        return load_env(config.env, config.eval.env_kwargs, randomize=config.eval.randomize)
 
     def num_envs(self, host: HostState) -> int:
-        ppo, _ = host.plan.of(self._config.ppo, self._config.env)
+        ppo, _ = host.plan.of(self.config.ppo, self.config.env)
         return ppo.num_envs
 
     def iteration(self, host: HostState, states: tuple[TrainState, ...]) -> tuple[Program | None, int | None]:
@@ -172,25 +176,18 @@ class Programs:
         needed: int | None = None
         try:
             program = self.setup(host).compiled(*states)
-            needed = self._memory.needed(program)
+            needed = self.memory.needed(program)
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
         # A program that does not fit in one process is smaller in all of them, by the same plan.
-        answers = hosts.gather("fits", [needed, program is not None and self._memory.fits(needed)])
+        answers = hosts.gather("fits", [needed, program is not None and self.memory.fits(needed)])
         needs = [need for need, _ in answers if need is not None]
         needed = max(needs) if len(needs) == len(answers) else None
         if program is None or not all(fits for _, fits in answers):
             return None, needed
         self.iterations[key] = program
         return program, needed
-
-    def smaller_plan(self, host: HostState, needed: int | None) -> MemoryPlan:
-        """The next smaller memory plan for a program that needs `needed` bytes; None if the device refused them.
-
-        Raises `OutOfMemory` if there is no smaller plan.
-        """
-        return self._memory.smaller(host.plan, needed)
 
     def converted(self, host: HostState, state: TrainState, key: jax.Array) -> TrainState:
         """Converts a state of another precision level to the present one; the key is for its pool of first states."""
@@ -202,10 +199,10 @@ class Programs:
         setup = self.setup(host)
         if (level, num_envs, restore_info) == (self.level(host), self.num_envs(host), setup.env.restore_info):
             return setup.shapes()
-        ppo = self._config.ppo.model_copy(update={"num_envs": num_envs})
-        env = self._config.env.model_copy(update={"restore_info": restore_info})
-        config = self._config.with_precision(level._asdict(), ppo=ppo, env=env)
-        return TrainingSetup(config, self.mesh, self._more_guards, single=self._train_env).shapes()
+        ppo = self.config.ppo.model_copy(update={"num_envs": num_envs})
+        env = self.config.env.model_copy(update={"restore_info": restore_info})
+        config = self.config.with_precision(level._asdict(), ppo=ppo, env=env)
+        return TrainingSetup(config, self.mesh, self.more_guards, single=self._single).shapes()
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
@@ -219,12 +216,12 @@ class Programs:
 
     @property
     def _configured_level(self) -> Level:
-        return Level(self._config.precision.matmul, self._config.precision.network)
+        return Level(self.config.precision.matmul, self.config.precision.network)
 
     @functools.cached_property
     def _levels(self) -> tuple[Level, ...]:
         """The configured level, then networks in float32, then higher levels of matrix products."""
-        ladder, start = self._config.supervise.ladder, self._configured_level
+        ladder, start = self.config.supervise.ladder, self._configured_level
         matmul = [name for name in ladder.matmul if MATMUL_LEVELS.index(name) > MATMUL_LEVELS.index(start.matmul)]
         if jax.default_backend() == "cpu":  # whose products are float32 at every level
             matmul = [name for name in matmul if name == X64]
@@ -238,7 +235,7 @@ class Programs:
         Raises `ConfigError`: recordings need a MuJoCo model, and processes need equal software, sources, device,
         physics, processor and guards.
         """
-        config, loaded = self._config, setup.loaded
+        config, loaded = self.config, setup.loaded
         if config.render.every and model_of(setup.single) is None:
             raise ConfigError(
                 f"render.every: {config.env.name} has no MuJoCo model to draw; set render.every=0, or choose an "
@@ -252,13 +249,13 @@ class Programs:
         if hosts.count() == 1:
             return
         users = [getattr(setup.single, "unwrapped", setup.single)]
-        users += [guard for guards in self._more_guards.values() for guard in guards.values()]
+        users += [guard for guards in self.more_guards.values() for guard in guards.values()]
         own = {name: version for name, version in self.versions.items() if name != "python"} | {
             "device": sorted({device.device_kind for device in self.mesh.local_devices}),
             "processor": processor.fingerprint() if jax.default_backend() == "cpu" else None,
             "physics": loaded.backend,
             "mirror": setup.without_mirror,
-            "more_guards": {site: sorted(guards) for site, guards in self._more_guards.items()},
+            "more_guards": {site: sorted(guards) for site, guards in self.more_guards.items()},
             "sources": sources.digest_of_modules("__main__", *sorted({type(each).__module__ for each in users})),
         }
         hosts.require_same("machine", own, "use equal machines with the same packages, sources and script")
@@ -269,21 +266,3 @@ class Programs:
             self._reported_constants = True
             problem = "arrays of the environment are part of each program, which takes time and memory to compile"
             self.event("large_constants", megabytes=size // 10**6, problem=f"{problem}; make the arrays smaller")
-
-    def _evaluation_env(self, setup: TrainingSetup) -> Any:
-        """The environment of evaluations, if it is loaded; None if it must be loaded.
-
-        Training and evaluation share one environment if both are the same. A user's environment may own a simulator,
-        which both would disturb; on several devices each environment has a share of the cores.
-        """
-        config = self._config
-        if self._environments is not None:
-            return with_history(self._environments.evaluate, config.env.history)
-        known = config.env.source in ("brax", "gymnasium", "playground", "robot")
-        same = known and not config.eval.env_kwargs and self.mesh.size == 1
-        same = same and (config.eval.randomize or not config.env.is_randomized)
-        return setup.single if same else None
-
-    @property
-    def _train_env(self) -> Any:
-        return None if self._environments is None else self._environments.train

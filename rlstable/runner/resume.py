@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlstable.config import ConfigError, load
-from rlstable.config.schema import Section
+from rlstable.config.schema import flat
 from rlstable.device import hosts
 from rlstable.device.counter import WideCounter
 from rlstable.device.precision import Level
@@ -101,7 +100,7 @@ def resume(seed: Seed) -> None:
         host.wandb_run_id = None  # a copy: the original keeps its run of Weights & Biases
     seed.state = setup.with_empty_slots(state)
     seed.event("resumed", iteration=host.iteration, version=saved["version"])
-    for setting, before, now in changes(old, config):
+    for setting, before, now in changes(old, new):
         seed.event("configuration_changed", key=setting, old=before, new=now)
     changed_versions = differences(saved["versions"], programs.versions)
     if changed_versions:
@@ -123,7 +122,7 @@ def _read_host_state(
             f"devices: the run in {folder} was trained on {saved['devices']} devices, not on {programs.mesh.size}, and "
             f"its environments and random numbers depend on the number; {remedy}"
         )
-    host.copy_from(HostState.of(saved["host"]))
+    host.read(saved["host"])
     if any(saved["config"]["precision"][key] != new["precision"][key] for key in Level._fields):
         host.attempts.lower_precision()  # another precision is configured
     if any(value_at(saved["config"], path) != value_at(new, path) for path in _PLANNED_FOR):
@@ -143,19 +142,8 @@ def _template(saved: Mapping[str, Any], programs: Programs, host: HostState, fir
     return dataclasses.replace(state, tuning=tuning, incident=None, **snapshots)  # slots are not saved
 
 
-def changes(saved: Mapping[str, Any], config: Section) -> list[tuple[str, Any, Any]]:
+def changes(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """The settings that differ from the configuration of a checkpoint: dotted key, old and new value."""
-    differences = _differences(saved, config, config.model_dump(mode="json"), "")
-    return [change for change in differences if change[0].partition(".")[0] not in _NO_TRAINING]
-
-
-def _differences(
-    saved: Mapping[str, Any], section: Section, present: Mapping[str, Any], prefix: str
-) -> Iterator[tuple[str, Any, Any]]:
-    """Key, old and new value of every setting that differs; a mapping that is no section is one value."""
-    for name in (name for name in present if name in saved):
-        value, old, new = getattr(section, name), saved[name], present[name]
-        if isinstance(value, Section) and isinstance(old, Mapping):
-            yield from _differences(old, value, new, f"{prefix}{name}.")
-        elif old != new and json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):  # NaN equals NaN
-            yield f"{prefix}{name}", old, new
+    old, new = flat(saved), flat(present)
+    found = [(key, old.get(key), new.get(key)) for key in {**new, **old} if key.partition(".")[0] not in _NO_TRAINING]
+    return [(key, was, now) for key, was, now in found if was != now and repr(was) != repr(now)]  # NaN equals NaN

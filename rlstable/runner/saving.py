@@ -20,7 +20,7 @@ from rlstable.config.faults import FaultConfig
 from rlstable.config.run import CheckpointConfig
 from rlstable.device import hosts, sharding
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.io.files import is_full, one_line
+from rlstable.io.lock import RunLock
 from rlstable.io.printed_commands import command
 from rlstable.policy.policy import policy_arrays, policy_spec
 from rlstable.ppo.state import TrainState
@@ -32,56 +32,46 @@ from rlstable.supervise.snapshots import Snapshots
 from rlstable.supervise.stop_reasons import SAVED, StopReason
 
 
+@dataclasses.dataclass(eq=False)
 class Saving:
     """Saves the states of one seed, and counts the steps that are not saved."""
 
-    def __init__(
-        self,
-        when: CheckpointConfig,
-        settings: dict[str, Any],
-        fault: FaultConfig,
-        run_dir: Path,
-        host: HostState,
-        programs: Programs,
-        snapshots: Snapshots,
-        log: SeedLog,
-    ):
-        self._when = when
-        self._settings = settings  # the whole configuration, which a checkpoint has
-        self.host = host
-        self.programs = programs
-        self.snapshots = snapshots
-        self.log = log
-        # Only the writer looks at its folder, since the other processes only read.
-        in_place = (lambda: log.logbook.in_place) if hosts.is_writer() else bool
-        args = (run_dir, when, lambda kind, fields: log.event(kind, **fields), in_place, settings)
-        fails = fault.site == "disk"
-        self.checkpoints = faults.FailingCheckpoints(fault, *args) if fails else Checkpoints(*args)
+    when: CheckpointConfig
+    settings: dict[str, Any]  # the whole configuration, which a checkpoint has
+    fault: FaultConfig
+    run_dir: Path
+    host: HostState
+    programs: Programs
+    snapshots: Snapshots
+    log: SeedLog
+    lock: RunLock | None = None  # of the run folder, in the writer
+    _healthy: bool = False
+    _unsaved: bool = False
+    _last_score: float | None = None
+    _last_good: int = 0  # environment steps up to the last good state, rolled back steps included
+
+    def __post_init__(self) -> None:
+        in_place = lambda: self.lock is not None and self.lock.in_place  # noqa: E731 - other processes only read
+        args = (self.run_dir, self.when, lambda kind, fields: self.log.event(kind, **fields), in_place, self.settings)
+        fails = self.fault.site == "disk"
+        self.checkpoints = faults.FailingCheckpoints(self.fault, *args) if fails else Checkpoints(*args)
         self.steps: dict[int, int] = {}  # with rolled back ones, by number of a checkpoint that was read or written
-        self._healthy = self._unsaved = False
-        self._last_score: float | None = None
-        self._last_good = 0  # environment steps up to the last good state, rolled back steps included
         self._clock = time.monotonic
         self._saved_at = self._clock()  # or the start of the run
 
     @property
     def gone(self) -> bool:
         """Whether the run folder was deleted, moved or replaced; nothing more is written there, and the run ends."""
-        return not self.log.logbook.in_place
-
-    def _due(self) -> bool:
-        """Whether a save is due by count. Of several processes, none saves sooner after a failed save."""
-        number = self.host.logged_iteration
-        due = self.checkpoints.due(number)
-        return due if hosts.count() == 1 else number % self._when.every == 0
+        return self.lock is not None and not self.lock.in_place
 
     @property
-    def outdated(self) -> bool:
-        """Whether the last save, or the start of the run, is `checkpoint.every_minutes` ago; the writer decides."""
-        when = self._when
-        if not hosts.is_writer() or not when.enabled or when.every_minutes is None:
+    def due(self) -> bool:
+        """Whether a save is due by count, or by the clock since the last save or the start; the writer decides."""
+        when = self.when
+        if not hosts.is_writer() or not when.enabled:
             return False
-        return self._clock() - self._saved_at >= 60.0 * when.every_minutes
+        by_clock = when.every_minutes is not None and self._clock() - self._saved_at >= 60.0 * when.every_minutes
+        return self.checkpoints.due(self.host.logged_iteration) or by_clock
 
     def record_iteration(self, healthy: bool) -> None:
         """Records an iteration, not saveable yet: the evaluation and reset due after it have not happened."""
@@ -94,10 +84,10 @@ class Saving:
             self._last_good = self.host.logged_step
 
     def after_iteration(self, state: TrainState, score: float | None, asked: bool) -> bool:
-        """Saves a healthy state if that is `asked` or due by count; returns False if the run folder is gone."""
-        if self._healthy and (asked or self._due()):
+        """Saves a healthy state if that is `asked`; returns False if the run folder is gone."""
+        if self._healthy and asked:
             self.save(state, score)
-            return not hosts.from_writer("gone", lambda: self._when.enabled and self.gone)
+            return not hosts.from_writer("gone", lambda: self.when.enabled and self.gone)
         return True
 
     def save_at_once(self, state: TrainState) -> None:
@@ -117,7 +107,7 @@ class Saving:
 
     def save(self, state: TrainState, score: float | None) -> None:
         """Saves a state with the return of its evaluation; None if it was not evaluated."""
-        if not self._when.enabled:
+        if not self.when.enabled:
             return
         self._saved_at = self._clock()  # also if the save fails: `due` retries sooner
         host = self.host
@@ -146,7 +136,7 @@ class Saving:
         return {
             "host": dataclasses.asdict(self.host),
             "policy": policy_spec(setup.ppo.networks, setup.ppo.precision.matmul) | {"names": names_of(setup.single)},
-            "config": self._settings,
+            "config": self.settings,
             "devices": programs.mesh.size,
             "num_envs": programs.num_envs(self.host),
             "level": programs.level(self.host),
@@ -159,7 +149,7 @@ class Saving:
 
     def unsaved_steps(self) -> int:
         """Environment steps up to the last good state that no checkpoint has; waits until a running save ends."""
-        if not self._when.enabled or not hosts.is_writer():
+        if not self.when.enabled or not hosts.is_writer():
             return 0
         self.checkpoints.wait()
         return max(self._last_good - (self.saved_step or 0), 0)
@@ -169,7 +159,7 @@ class Saving:
 
         May be called again with the result.
         """
-        if self._when.enabled and stop_reason in SAVED:
+        if self.when.enabled and stop_reason in SAVED:
             if self._healthy and hosts.from_writer("unsaved", lambda: bool(self.unsaved_steps() and not self.gone)):
                 self.save(state, self._last_score)  # the failed save once more
             name = hosts.from_writer("final_stop_reason", lambda: self._unless_not_saved(stop_reason).name)
@@ -205,18 +195,11 @@ class Saving:
         folder = self.checkpoints.directory.parent
         if self.gone:
             return f"The run folder {folder} was deleted, moved or replaced while the run trained; train again."
-        if not self.checkpoints.failing and not self._on_disk():
-            return "No state of this run was good, so none was saved; see the events guard_tripped in events.jsonl."
         if not self.checkpoints.failing:
-            return "The last states were bad, and no earlier good state was saved; set checkpoint=frequent."
-        error = self.checkpoints.error
-        if error is None or isinstance(error, OSError) or is_full(error):
-            remedy = f"Make room on the disk of {folder}, or check its permissions"
-        else:
-            remedy = f"Mend the cause of the failed save, {one_line(error)}"
-        if not self._on_disk():
-            return f"{remedy}; no state of this run is saved, so train again."
-        return f"{remedy}; then {command('train', folder, 'resume=')} trains the unsaved steps again."
+            return "No good state was saved; see the events guard_tripped in events.jsonl, or set checkpoint=frequent."
+        again = f"resume with {command('train', folder, 'resume=')}" if self._on_disk() else "train again"
+        cause = "The events checkpoint_failed have the cause."
+        return f"Make room on the disk of {folder}, or check its permissions; then {again}. {cause}"
 
     @property
     def saved_step(self) -> int | None:

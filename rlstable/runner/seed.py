@@ -102,6 +102,11 @@ class Seed:
         reached = reached and stays_ended(fields, self.config.total_steps, self.config.eval.target_return)
         return StopReason.target_reached if reached else None
 
+    @property
+    def may_roll_back_to_plan(self) -> bool:
+        """Whether the seed may take a smaller memory plan. Other processes would still wait in the iteration."""
+        return hosts.count() == 1 and not self.snapshots.last_good.empty
+
     def start_from(self, params: Params, statistics: Statistics) -> None:
         """Replaces the parameters and the observation statistics of a new run, before the first iteration."""
         state = dataclasses.replace(self.state, params=params, normalizer=statistics)
@@ -124,13 +129,6 @@ class Seed:
         """The stop reason of a seed that can only continue in a separate program."""
         self.advice = f"It can continue alone, {command('train', self.run_dir, 'resume=')}: {reason}."
         return StopReason.needs_own_program
-
-    def final_stop_reason(self, stop_reason: StopReason) -> StopReason:
-        """The stop reason, or `not_saved` if the state that it promises is not saved. May be called again."""
-        stop_reason = self.saving.final_stop_reason(stop_reason, self.state)
-        if stop_reason is StopReason.not_saved:
-            self.advice = self.saving.advice
-        return stop_reason
 
     def close(self) -> None:
         """Releases the folder. May be called again."""

@@ -14,50 +14,28 @@ from rlstable.device import sharding
 from rlstable.device.precision import Level
 from rlstable.io.console import Console
 from rlstable.io.run_folder import best_seed
-from rlstable.policy import Policy, load_policy
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
+from rlstable.policy.policy import Policy, load_policy
 from rlstable.ppo.state import Metrics, TrainState
 from rlstable.runner.listener import Listeners, Row
 from rlstable.runner.log import Callback
 from rlstable.runner.seed import Seed
-from rlstable.runner.summary import finish_seed, finish_seeds
+from rlstable.runner.summary import fields_of, finish_files, finish_seed
 from rlstable.supervise.memory import MemoryPlan, smallest
 from rlstable.supervise.stop_reasons import StopReason
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a run, for the program that started it.
-
-    Attributes:
-        stop_reason: Why the run stopped.
-        run_dir: The run folder.
-        step: Environment steps trained, rolled back steps not included.
-        metrics: Metrics of the last evaluation; a missing number is None.
-        history: Logged rows with the key `step`.
-        seeds: Result of each seed if several seeds trained together; metrics and history are then empty here.
-        policy_return: Return of `policy`, as in `result.json`, confirmed if possible; with several seeds the
-            interquartile mean; None without a return.
-    """
+    """The result of a run, for the program that started it."""
 
     stop_reason: StopReason
     run_dir: Path
-    step: int
-    metrics: Row
-    history: list[Row]
-    seeds: tuple[Result, ...] = ()
-    policy_return: float | None = None
-
-    def __repr__(self) -> str:
-        value = self.policy_return
-        parts = (
-            *([f"{len(self.seeds)} seeds"] if self.seeds else []),
-            self.stop_reason.name,
-            f"step {self.step:,}",
-            "no return" if value is None else f"return {value:,.1f}",
-            f"folder {self.run_dir}",
-        )
-        return f"Result({', '.join(parts)})"
+    step: int  # environment steps trained, rolled back steps not included
+    metrics: Row = dataclasses.field(repr=False)  # of the last evaluation; a missing number is None
+    history: list[Row] = dataclasses.field(repr=False)  # logged rows with the key `step`
+    seeds: tuple[Result, ...] = ()  # of each seed if several trained together; metrics and history are then empty here
+    policy_return: float | None = None  # as `return` in `result.json`: confirmed if possible, over seeds their mean
 
     @functools.cached_property
     def policy(self) -> Policy:
@@ -66,6 +44,7 @@ class Result:
         return load_policy(folder)
 
 
+@dataclasses.dataclass(eq=False)
 class Seeds:
     """The seeds of a run. With several seeds, each has a folder `seed-<seed>` in the run folder.
 
@@ -73,33 +52,25 @@ class Seeds:
     last state, a seed that waits or was not opened has a copy of another one; their results are ignored.
     """
 
-    def __init__(
-        self,
-        numbers: range,
-        iteration_steps: int,
-        by_name: bool,
-        run_dir: Path,
-        callback: Callback | None,
-        console: Console,
-        listeners: Listeners,
-    ):
+    numbers: range  # of all seeds, in the order of the slots
+    iteration_steps: int
+    by_name: bool  # whether the environment's name selects it again
+    run_dir: Path
+    callback: Callback | None
+    console: Console
+    listeners: Listeners
+
+    def __post_init__(self) -> None:
         self.opened: dict[int, Seed] = {}  # that this process trains
         self.results: dict[int, Result] = {}  # of the seeds that have ended
         self.fields: dict[int, dict[str, Any]] = {}  # of `result.json`, of the seeds that have ended
-        self._numbers = numbers  # of all seeds, in the order of the slots
-        self._iteration_steps = iteration_steps
-        self._by_name = by_name  # whether the environment's name selects it again
-        self._run_dir = run_dir
-        self._callback = callback
-        self._console = console
         self._rows: list[Row] = []
         self._inactive: dict[int, TrainState] = {}  # states of the slots that do not train
-        self._listeners = listeners
 
     @property
     def gone(self) -> bool:
         """Whether the run folder was deleted, moved or replaced."""
-        return not self._run_dir.is_dir() or any(seed.saving.gone for seed in self.opened.values())
+        return not self.run_dir.is_dir() or any(seed.saving.gone for seed in self.opened.values())
 
     @property
     def unfinished(self) -> dict[int, Seed]:
@@ -110,13 +81,13 @@ class Seeds:
     def training(self) -> dict[int, Seed]:
         """The seeds of the next iteration; after a crash, the seeds with the oldest checkpoints catch up first."""
         unfinished = self.unfinished
-        behind = min(seed.host.logged_step for seed in unfinished.values()) + self._iteration_steps
+        behind = min(seed.host.logged_step for seed in unfinished.values()) + self.iteration_steps
         return {number: seed for number, seed in unfinished.items() if seed.host.logged_step < behind}
 
     def states(self, training: dict[int, Seed]) -> tuple[TrainState, ...]:
         """The states of all slots."""
         self._fill(training)
-        return tuple(training[n].state if n in training else self._inactive[n] for n in self._numbers)
+        return tuple(training[n].state if n in training else self._inactive[n] for n in self.numbers)
 
     def policies(self, training: dict[int, Seed]) -> dict[int, PolicySnapshot]:
         """The policies of all slots by seed, in the order of the slots."""
@@ -124,13 +95,13 @@ class Seeds:
         key = next(iter(training.values())).policy_snapshot.key
         return {
             slot: training[slot].policy_snapshot if slot in training else snapshot_of(self._inactive[slot], key)
-            for slot in self._numbers
+            for slot in self.numbers
         }
 
     def store(self, results: Iterable[tuple[TrainState, Metrics]], training: dict[int, Seed]) -> dict[int, Metrics]:
         """Stores the states that the program returned; returns the metrics of the seeds that train."""
         metrics = {}
-        for slot, (state, seed_metrics) in zip(self._numbers, results, strict=True):
+        for slot, (state, seed_metrics) in zip(self.numbers, results, strict=True):
             if slot in training:
                 training[slot].state = state
                 metrics[slot] = seed_metrics
@@ -159,7 +130,7 @@ class Seeds:
         """Shows the new rows of several seeds as one line."""
         rows, self._rows = self._rows, []
         if rows:
-            self._console.log(max(seed.host.logged_step for seed in self.opened.values()), over_seeds(rows))
+            self.console.log(max(seed.host.logged_step for seed in self.opened.values()), over_seeds(rows))
 
     def end(self, number: int, stop_reason: StopReason, advice: str | None) -> None:
         """Ends one seed; the other seeds continue."""
@@ -175,12 +146,12 @@ class Seeds:
         with contextlib.closing(self):
             for number in self.unfinished:
                 self.end(number, stop_reason or StopReason.error, advice)
-            if len(self._numbers) == 1:
-                return self.results[self._numbers[0]]
-            where = (self._run_dir, self._console, self._listeners, self._by_name, self.gone)
-            fields = finish_seeds(self.fields, stop_reason, advice, *where)
+            if len(self.numbers) == 1:
+                return self.results[self.numbers[0]]
+            fields = fields_of(self.fields, stop_reason) | ({} if advice is None else {"advice": advice})
+            finish_files(fields, self.run_dir, self.console, self.listeners, self.by_name, self.gone)
             results, reason = tuple(self.results[n] for n in sorted(self.results)), StopReason[fields["stop_reason"]]
-            return Result(reason, self._run_dir, fields["step"], {}, [], results, fields["return"])
+            return Result(reason, self.run_dir, fields["step"], {}, [], results, fields["return"])
 
     def close(self) -> None:
         """Releases the folders; may be called again."""
@@ -190,11 +161,11 @@ class Seeds:
     def take_row(self, number: int, step: int, row: Row) -> Any:
         """Passes a row of one of several seeds to the callback, and keeps it for the line of all seeds."""
         self._rows.append(row)
-        return self._callback is not None and self._callback(step, {"seed": number, **row})
+        return self.callback is not None and self.callback(step, {"seed": number, **row})
 
     def _fill(self, training: dict[int, Seed]) -> None:
         """Fills every slot that does not train and has no state."""
-        for slot in self._numbers:
+        for slot in self.numbers:
             if slot in training:
                 self._inactive.pop(slot, None)
             elif slot not in self._inactive:

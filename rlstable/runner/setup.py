@@ -16,9 +16,8 @@ from jax.sharding import Mesh
 
 from rlstable import faults
 from rlstable.compilation import background, host_keys
-from rlstable.compilation.compiler import Compiler
 from rlstable.compilation.trace_cache import compiler_of
-from rlstable.compilation.xla import Compiling, compiler_options
+from rlstable.compilation.xla import Compiling
 from rlstable.config import Config, ConfigError
 from rlstable.config.faults import FaultConfig
 from rlstable.config.networks import NetworkConfig
@@ -37,7 +36,7 @@ from rlstable.envs.recurrent import with_memory
 from rlstable.envs.resets import Resets
 from rlstable.envs.vector import MODEL, VectorEnv, pool_of
 from rlstable.guards.base import all_finite, select
-from rlstable.policy import Policy
+from rlstable.policy.policy import Policy
 from rlstable.ppo.guards import MoreGuards, guards_of
 from rlstable.ppo.initial import init_program, with_environments
 from rlstable.ppo.iteration import PPO
@@ -99,6 +98,7 @@ def make_ppo(
     )
 
 
+@dataclasses.dataclass(eq=False)
 class TrainingSetup:
     """Environments, PPO and the training program of one configuration, at the configured precision.
 
@@ -107,19 +107,16 @@ class TrainingSetup:
     teacher.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        mesh: Mesh,
-        more_guards: MoreGuards | None = None,
-        compiling: Compiling | None = None,
-        single: Any = None,
-        teacher: Policy | None = None,
-    ):
-        self._config = config
-        self._mesh = mesh
-        more = more_guards or {}
-        self._compiling = compiling or (lambda _: contextlib.nullcontext())
+    config: Config
+    mesh: Mesh
+    more_guards: MoreGuards | None = None
+    compiling: Compiling = lambda _: contextlib.nullcontext()
+    single: Any = None
+    teacher: Policy | None = None
+    report_constants: Callable[[int], None] = lambda size: None  # `Compiler.on_large_constants`
+
+    def __post_init__(self) -> None:
+        config, mesh, single, more, teacher = self.config, self.mesh, self.single, self.more_guards or {}, self.teacher
         if single is None:
             self.loaded = load(config.env, None, len(mesh.local_devices))
         else:
@@ -143,28 +140,20 @@ class TrainingSetup:
             config.env.envs_per_pass,
             config.env.restore_info,
         )
-        has_fault = config.fault.site is not None
-        if has_fault:
-            self.env = faults.faulty_env(self.env, config.fault)
+        self.env = faults.faulty_env(self.env, config.fault)
         mirror, self.without_mirror = _mirror_of(single, config.ppo.symmetry, config.env.history, config.network)
-        self.ppo: PPO = make_ppo(config, self.env, single.action_size, more, mirror)
-        if has_fault:
-            self.ppo = faults.arm(self.ppo, config.precision.matmul, config.fault.below)
+        ppo = make_ppo(config, self.env, single.action_size, more, mirror)
+        self.ppo: PPO = faults.arm(ppo, config.precision.matmul, config.fault)
         # A guard given as an object and the numbers of a teacher have no key for the trace cache.
-        uncached = Compiler(self.precision, compiler_options(config.deterministic, config.compiles_quickly))
-        self._compiler = uncached if more or teacher else compiler_of(config, mesh, single)
-        self._untrained: Any = None
+        self._compiler = compiler_of(config, mesh, single, cached=not more and teacher is None)
+        self._compiler.on_large_constants = self.report_constants
         self._parameters: Future[Any] | None = None
         self._training: Future[Any] | None = None
         batch = min(config.env.reset_pool_size, config.ppo.num_envs)
-        self._resets = Resets(self.env, batch, self.precision, self._compiler, mesh.size)
+        self._resets = Resets(self.env, batch, self._compiler, mesh.size)
         if teacher is not None:
             seen = self._resets.shapes(config.ppo.num_envs).obs
             self.ppo = dataclasses.replace(self.ppo, teacher=teacher_of(teacher, single, config.env.history, seen))
-
-    def on_large_constants(self, report: Callable[[int], None]) -> None:
-        """Sets the function that is called with the bytes of large constants, before the program is compiled."""
-        self._compiler.on_large_constants = report
 
     def first_state(self, key: jax.Array, key_resets: jax.Array, fault: FaultConfig, ahead: bool = False) -> TrainState:
         """The training state before the first iteration: clean first states, initial parameters, placed on the devices.
@@ -174,23 +163,22 @@ class TrainingSetup:
         """
         # Other seeds of the same setup use the same compiled programs.
         shapes = self._first_states()
-        ppo, played, pool = self._config.ppo.num_envs, self._config.eval.num_envs, self._config.env.reset_pool_size
-        if self._config.supervise.memory.adapt:
+        ppo, played, pool = self.config.ppo.num_envs, self.config.eval.num_envs, self.config.env.reset_pool_size
+        if self.config.supervise.memory.adapt:
             counts = {"ppo.num_envs": ppo, "eval.num_envs": played, "env.reset_pool_size": pool}
             require_states(shapes, ppo, counts)
-        with self._compiling("resets") if self._parameters is None else contextlib.nullcontext():
+        with self.compiling("resets") if self._parameters is None else contextlib.nullcontext():
             resets = self._resets.begin()
             if ahead:
                 self.begin()  # first, because its compilation takes longest
             if self._parameters is None:
-                untrained = self._program_of_untrained(shapes)
                 self._parameters = self._compiler.build(
-                    "untrained", untrained, lambda: (key,), rarely_used=True, at_once=ahead
+                    "untrained", self._untrained, lambda: (key,), rarely_used=True, at_once=ahead
                 )
             resets.result()
             env_state, pool = self._draw(key_resets)
             state = self._initial(self._parameters.result()(key), env_state, pool, fault)
-        return sharding.place(state, self._mesh, SPECS)
+        return sharding.place(state, self.mesh, SPECS)
 
     def shapes(self) -> TrainState:
         """Shapes, dtypes and shardings of the first training state; nothing is reset, stepped or allocated."""
@@ -203,14 +191,13 @@ class TrainingSetup:
             with self.precision.compiled():
                 return jax.eval_shape(narrow, *args)
 
-        config, pool = self._config, None
+        config, pool = self.config, None
         if self.env.uses_pool:
             # Packing a pool on the host needs arrays, not shapes; a pool is small.
-            pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self._mesh.size)))
-        env_state = self._first_states()
-        state = shapes_of(self._program_of_untrained(env_state), host_keys.shape())
-        state = shapes_of(functools.partial(self._initial, fault=config.fault), state, env_state, pool)
-        return sharding.placeholders(state, self._mesh, SPECS)
+            pool = pool_of(jax.tree.map(_blank, self._resets.shapes(config.env.reset_pool_size * self.mesh.size)))
+        state = shapes_of(self._untrained, host_keys.shape())
+        state = shapes_of(functools.partial(self._initial, fault=config.fault), state, self._first_states(), pool)
+        return sharding.placeholders(state, self.mesh, SPECS)
 
     def begin(self) -> None:
         """Starts compiling the training program for one state in the background, if that is possible."""
@@ -220,7 +207,7 @@ class TrainingSetup:
     def compiled(self, *states: TrainState) -> Program:
         """The training program of these states or their `shapes`, one per seed; compiled before its first call."""
         compiling, self._training = self._training, None
-        with self._compiling("training"):
+        with self.compiling("training"):
             executable = (compiling or self._begin(len(states), lambda: states)).result()
             return Program(executable, self.precision)
 
@@ -243,7 +230,7 @@ class TrainingSetup:
         tuning = dataclasses.replace(state.tuning, loss_scale=now)
         slots = jax.tree.map(_blank, shapes.incident)
         parts = {"env_state": env_state, "tuning": tuning, "incident": slots}
-        return sharding.place(dataclasses.replace(state, **parts), self._mesh, SPECS)
+        return sharding.place(dataclasses.replace(state, **parts), self.mesh, SPECS)
 
     def with_empty_slots(self, state: TrainState) -> TrainState:
         """Adds empty incident slots to a state; a saved state has none."""
@@ -252,10 +239,11 @@ class TrainingSetup:
     def reset_envs_and_pool(self, state: TrainState, key: jax.Array, keep_models: bool = True) -> TrainState:
         """The state with new first states; with `keep_models` the environments keep their randomised models."""
         env_state, pool = self._draw(key)
-        return self._with_envs(state, env_state, keep_models, reset_pool=pool)
+        env_state = _with_kept_of(state.env_state, env_state) if keep_models else env_state
+        return self._with(state, env_state=env_state, reset_pool=pool)
 
     def reset_envs(self, state: TrainState, key: jax.Array) -> TrainState:
-        return self._with_envs(state, self._draw_environments(key))
+        return self._with(state, env_state=_with_kept_of(state.env_state, self._draw_environments(key)))
 
     def refill_pool(self, state: TrainState, key: jax.Array) -> TrainState:
         """The state with a new pool of clean first states."""
@@ -265,7 +253,7 @@ class TrainingSetup:
         """Starts compiling the training program for a number of states, in a background thread."""
         program = sharding.over_devices(
             vmap_seeds(self.ppo.iteration),
-            self._mesh,
+            self.mesh,
             ((SPECS,) * count,),
             ((SPECS, sharding.REPLICATED),) * count,
             donate=(0,),
@@ -274,7 +262,7 @@ class TrainingSetup:
 
     def _first_states(self) -> Any:
         """Shapes of the first states; a `ConfigError` if the configuration needs time limits that these do not have."""
-        config = self._config
+        config = self.config
         states = self._resets.shapes(config.ppo.num_envs)
         if config.ppo.bootstrap_on_timeout and "time_out" not in states.info:
             raise ConfigError(
@@ -285,14 +273,12 @@ class TrainingSetup:
 
     def _initial(self, untrained: TrainState, env_state: Any, pool: Any, fault: FaultConfig) -> TrainState:
         """The training state before the first iteration, with its injected fault if there is one."""
-        state = with_environments(untrained, self.ppo, env_state, pool, self._mesh.size)
-        return state if fault.site is None else faults.armed_state(state, fault)
+        return faults.armed_state(with_environments(untrained, self.ppo, env_state, pool, self.mesh.size), fault)
 
-    def _program_of_untrained(self, env_state: Any) -> Any:
+    @functools.cached_property
+    def _untrained(self) -> Any:
         """Initialises a training state without environments, compiled once for all seeds."""
-        if self._untrained is None:
-            self._untrained = init_program(self.ppo, env_state)
-        return self._untrained
+        return init_program(self.ppo, self._first_states())
 
     def _draw(self, key: jax.Array) -> tuple[Any, Any]:
         """First states for every environment, and a pool for every device."""
@@ -301,7 +287,7 @@ class TrainingSetup:
 
     def _draw_environments(self, key: jax.Array) -> EnvState:
         """First states for every environment, with `env.stagger` at different steps of an episode."""
-        state, config = self._resets.draw(key, self._config.ppo.num_envs), self._config.env
+        state, config = self._resets.draw(key, self.config.ppo.num_envs), self.config.env
         if not config.stagger:
             return state
         steps = np.asarray(state.info["steps"])
@@ -310,14 +296,10 @@ class TrainingSetup:
         return state.replace(info={**state.info, "steps": spread})
 
     def _pool(self, key: jax.Array) -> Any:
-        return self._resets.pool(key, self._config.env.reset_pool_size * self._mesh.size)
-
-    def _with_envs(self, state: TrainState, env_state: Any, keep_models: bool = True, **parts: Any) -> TrainState:
-        env_state = _with_kept_of(state.env_state, env_state) if keep_models else env_state
-        return self._with(state, env_state=env_state, **parts)
+        return self._resets.pool(key, self.config.env.reset_pool_size * self.mesh.size)
 
     def _with(self, state: TrainState, **parts: Any) -> TrainState:
-        placed = {name: sharding.place(part, self._mesh, sharding.SPLIT) for name, part in parts.items()}
+        placed = {name: sharding.place(part, self.mesh, sharding.SPLIT) for name, part in parts.items()}
         return dataclasses.replace(state, **placed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from rlstable.supervise.stop_reasons import StopReason
 _REQUESTS = (None, StopReason.time_limit, StopReason.interrupted, StopReason.preempted)
 
 
+@dataclasses.dataclass(eq=False)
 class StopRequest:
     """Stop requests: signals and the wall-clock limit, also while XLA compiles.
 
@@ -26,20 +28,12 @@ class StopRequest:
     `limit` seconds from now is not started.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        save_and_end: Callable[[StopReason], StopReason],
-        last_save: Callable[[], str],
-        signals: Signals | None = None,
-        limit: float | None = None,
-    ):
-        self._started = time.monotonic()
-        self._limit = limit
-        self._console = console
-        self._save_and_end = save_and_end
-        self._last_save = last_save
-        self._signals = signals
+    console: Console
+    save_and_end: Callable[[StopReason], StopReason]
+    last_save: Callable[[], str]
+    signals: Signals | None = None
+    limit: float | None = None
+    _started: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -52,13 +46,13 @@ class StopRequest:
     @property
     def received(self) -> int | None:
         """The number of the first signal; None without one."""
-        return None if self._signals is None else self._signals.received
+        return None if self.signals is None else self.signals.received
 
     def agreed(self, next_seconds: float, saves: bool = False) -> tuple[StopReason | None, bool]:
         """The stop reason that all processes agree on after an iteration, and whether to save; all must call together.
 
-        `next_seconds` is the expected duration of the next iteration, `saves` whether the clock of this process asks
-        for a checkpoint. A run that stops saves in any case.
+        `next_seconds` is the expected duration of the next iteration, `saves` whether this process asks for a
+        checkpoint. A run that stops saves in any case.
         """
         request, save = divmod(hosts.largest(2 * _REQUESTS.index(self.requested(next_seconds)) + saves), 2)
         return _REQUESTS[request], bool(save)
@@ -66,9 +60,9 @@ class StopRequest:
     def requested(self, next_seconds: float) -> StopReason | None:
         """The stop reason that a signal or the clock of this process requests before an iteration of `next_seconds`."""
         by_signal = self.stop_reason
-        if by_signal is not None or self._limit is None:
+        if by_signal is not None or self.limit is None:
             return by_signal
-        return StopReason.time_limit if time.monotonic() - self._started + next_seconds > self._limit else None
+        return StopReason.time_limit if time.monotonic() - self._started + next_seconds > self.limit else None
 
     def requested_since(self, next_seconds: float) -> StopReason | None:
         """As `requested`, after the processes have agreed: several of them wait for the next time that they agree."""
@@ -78,9 +72,9 @@ class StopRequest:
     def catching_signals(self) -> Iterator[None]:
         """Catches signals, unless the caller catches them already."""
         with contextlib.ExitStack() as stack:
-            if self._signals is None:
-                self._signals = stack.enter_context(Signals())
-            self._signals.announce = self._announce
+            if self.signals is None:
+                self.signals = stack.enter_context(Signals())
+            self.signals.announce = self._announce
             yield
 
     @contextlib.contextmanager
@@ -90,24 +84,24 @@ class StopRequest:
         Several processes compile to the end, because they can only save a state together.
         """
         handler: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if self._signals is not None and hosts.count() == 1:
-            handler = self._signals.exit_handler(self._exit)
-        with self._console.compiling(name), handler:
+        if self.signals is not None and hosts.count() == 1:
+            handler = self.signals.exit_handler(self._exit)
+        with self.console.compiling(name), handler:
             yield
 
     def _announce(self, number: int) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        at_once = " at once," if self._signals is not None and self._signals.owns_process else ""
-        again = f"a second signal stops it{at_once} without saving ({self._last_save()})"
-        self._console.message(f"{name}: the run saves and stops; {again}")
+        at_once = " at once," if self.signals is not None and self.signals.owns_process else ""
+        again = f"a second signal stops it{at_once} without saving ({self.last_save()})"
+        self.console.message(f"{name}: the run saves and stops; {again}")
 
     def _exit(self) -> None:
         """Saves the run and ends the process."""
         stop_reason = self.stop_reason or StopReason.interrupted
         try:
-            stop_reason = self._save_and_end(stop_reason)
-            if self._signals is not None:
-                self._signals.call_previous_handler()  # submitit queues the job again
+            stop_reason = self.save_and_end(stop_reason)
+            if self.signals is not None:
+                self.signals.call_previous_handler()  # submitit queues the job again
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

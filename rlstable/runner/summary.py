@@ -25,7 +25,6 @@ from rlstable.io.run_folder import (
     best_seed,
     free_reserve,
     has_checkpoint,
-    seed_folder,
     seed_folders,
     seed_of,
     write_result,
@@ -113,11 +112,7 @@ def _networks(seed: Seed) -> str:
 
 
 def describe(
-    stop_reason: StopReason,
-    fields: Mapping[str, Any],
-    run_dir: Path,
-    policy: Path | None,
-    env_by_name: bool = True,
+    stop_reason: StopReason, fields: Mapping[str, Any], run_dir: Path, policy: Path | None, env_by_name: bool = True
 ) -> list[tuple[str, str]]:
     """The lines that a finished run prints, as names and values, from the fields of `result.json`.
 
@@ -198,13 +193,7 @@ def _seed_prefix(seeds: list[str]) -> str:
 
 
 def finish_files(
-    stop_reason: StopReason,
-    fields: Mapping[str, Any],
-    run_dir: Path,
-    console: Console,
-    listeners: Listeners,
-    by_name: bool,
-    gone: bool,
+    fields: Mapping[str, Any], run_dir: Path, console: Console, listeners: Listeners, by_name: bool, gone: bool
 ) -> None:
     """Writes `result.json` and prints the summary. A file that cannot be written is only reported.
 
@@ -218,18 +207,9 @@ def finish_files(
         console.message(f"result.json could not be written: {error}")
     if not gone:
         listeners.ended(run_dir, fields)
-    seeds = fields.get("seeds")
-    policy = run_dir
-    if seeds is not None:
-        saved_seeds = [folder for folder in seed_folders(run_dir) if has_checkpoint(folder)]
-        policy = best_seed(run_dir) or next(iter(saved_seeds), run_dir)
-    saved = not gone and any(map(has_checkpoint, (run_dir, *seed_folders(run_dir))))
-    rows = describe(stop_reason, fields, run_dir, policy if saved else None, by_name)
-    for seed, seed_fields in (seeds or {}).items():
-        folder = seed_folder(run_dir, seed)
-        seed_reason = StopReason[seed_fields["stop_reason"]]
-        if seed_reason in GIVEN_UP and seed_reason is not StopReason.needs_own_program and has_checkpoint(folder):
-            rows.append((f"seed {seed} alone", command("train", folder, "resume=")))
+    saved = [] if gone else [folder for folder in (run_dir, *seed_folders(run_dir)) if has_checkpoint(folder)]
+    policy = best_seed(run_dir) or saved[0] if saved else None
+    rows = describe(StopReason[fields["stop_reason"]], fields, run_dir, policy, by_name)
     console.summary(rows + describe_warnings(fields))
 
 
@@ -237,17 +217,16 @@ def finish_seed(seed: Seed, stop_reason: StopReason) -> dict[str, Any]:
     """Ends a seed: completes its files and releases its folder; returns the fields of `result.json`."""
     log, saving = seed.log, seed.saving
     with contextlib.closing(seed):
-        stop_reason = seed.final_stop_reason(stop_reason)
+        stop_reason = saving.final_stop_reason(stop_reason, seed.state)
+        advice = saving.advice if stop_reason is StopReason.not_saved else seed.advice
         unsaved = saving.unsaved_steps()
         more = {**_policy_fields(seed), **({"unsaved_steps": unsaved} if unsaved else {})}
         seed.checkpoints.close()
-        fields = log.result(stop_reason, seed.cause, seed.advice, more)
+        fields = log.result(stop_reason, seed.cause, advice, more)
         if hosts.is_writer():
             seed.event("stopped", **{name: value for name, value in fields.items() if name not in _NOT_IN_EVENT})
             log.logbook.wait()  # the report page reads it
-            finish_files(
-                stop_reason, fields, seed.run_dir, log.console, log.listeners, seed.config.env.has_name, saving.gone
-            )
+            finish_files(fields, seed.run_dir, log.console, log.listeners, seed.config.env.has_name, saving.gone)
         return fields
 
 
@@ -273,25 +252,6 @@ def _policy_fields(seed: Seed) -> dict[str, Any]:
     fields |= {"policy_iteration": origin["iteration"], "policy_step": origin["step"], "policy_is_last": is_last}
     if host.replaced is not None and "fallen_return" in host.replaced:
         fields["fallen_return"] = host.replaced["fallen_return"]
-    return fields
-
-
-def finish_seeds(
-    seeds: Mapping[int, Mapping[str, Any]],
-    stop_reason: StopReason | None,
-    advice: str | None,
-    run_dir: Path,
-    console: Console,
-    listeners: Listeners,
-    by_name: bool,
-    gone: bool,
-) -> dict[str, Any]:
-    """Writes the files of several seeds into the folder above theirs; returns the fields of `result.json`.
-
-    `seeds` are these fields of each seed. Nothing is written if the folder is `gone`: deleted, moved or replaced.
-    """
-    fields = fields_of(seeds, stop_reason) | ({} if advice is None else {"advice": advice})
-    finish_files(StopReason[fields["stop_reason"]], fields, run_dir, console, listeners, by_name, gone)
     return fields
 
 

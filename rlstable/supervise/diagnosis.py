@@ -9,6 +9,7 @@ again. A row without a finite value is skipped. Signs depend on rows only, so a 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +35,9 @@ CRITIC_BEHIND = "critic_behind"  # the sign for which the supervisor has a remed
 
 
 class Sign(NamedTuple):
-    """A row of the table of signs; texts are formatted with the row and `mean`, the mean number of the hits."""
+    """A row of the table of signs, whose conditions are in docs/nan.md; `mean` in a text is that of the hits."""
 
     name: str  # in events and in `result.json`
-    condition: str  # condition and meaning, for docs/nan.md
     value: str  # key of the tested number in a row; a row without a finite number is skipped
     is_hit: Callable[[float, Row], bool]
     hits: int  # in the window, that start an episode
@@ -67,11 +67,7 @@ _LIMITERS = {
 def _limiter(name: str) -> Sign:
     bound = 0.5 if name == "gradient_norm" else 0.2
     return Sign(
-        f"limiter_saturated/{name}",
-        f"`limiters/{name}/active` above {bound:g} in 50 iterations in a row",
-        f"limiters/{name}/active",
-        lambda value, row: value > bound,
-        50, 50,
+        f"limiter_saturated/{name}", f"limiters/{name}/active", lambda value, row: value > bound, 50, 50,
         f"the limiter {name} was active {{mean:.0%}} of the time for 50 iterations: it takes part in learning",
         _LIMITERS[name],
     )  # fmt: skip
@@ -81,10 +77,7 @@ def _limiter(name: str) -> Sign:
 SIGNS = (
     *map(_limiter, _LIMITERS),
     Sign(
-        CRITIC_BEHIND,
-        "`training/explained_variance` below 0 in 30 of 50 iterations, after the first 20, with value errors above 10 "
-        "% of the targets: advantages are the value network's errors",
-        "training/explained_variance",
+        CRITIC_BEHIND, "training/explained_variance",
         lambda value, row: value < 0.0 and row["training/iteration"] > 20 and row["value_error"] > 0.1, 30, 50,
         "the explained variance was below 0 in 30 of the last 50 iterations (mean {mean:.2g}), with value errors of "
         "{value_error:.0%} of the targets: the value network lags behind",
@@ -92,90 +85,61 @@ SIGNS = (
         "enlarge network.value_hidden_layer_sizes",
     ),
     Sign(
-        "return_below_best",
-        "two evaluations in a row below 0.8 of the way from the first level to the best one that two in a row reached, "
-        "by three standard errors, and not rising: the policy has lost what it had learned; the best policy is saved",
-        "last", lambda value, row: _fallen(value, row) and not _rises(value, row), 2, 2,
+        "return_below_best", "last", lambda value, row: _fallen(value, row) and not _rises(value, row), 2, 2,
         "the last two evaluations returned {last_two:,.1f} on average, where two in a row had reached {best:,.1f}",
         "lower ppo.learning_rate, or set ppo.normalize_values=true ppo.normalize_advantage=true", True,
     ),
     Sign(
-        "evaluation_below_training",
-        "two evaluations in a row below the mean return of training by more than half of the range of returns and by "
-        "three standard errors: the mean action does not do what the samples do (stiction, a threshold)",
-        "comparable",
+        "evaluation_below_training", "comparable",
         lambda value, row: row["training"] - value > max(0.5 * row["range"], _ERRORS * row["training_error"]), 2, 2,
         "evaluations of the mean action returned {mean:,.1f}, where training with sampled actions returned "
         "{training:,.1f}: the mean action does not do what the samples do",
         "set eval.deterministic=false to evaluate and choose the policy that was trained", True,
     ),
     Sign(
-        "episodes_shorten",
-        "two evaluations in a row with a negative return and episodes of less than half of the greatest mean "
-        "length of training episodes: the policy may end episodes to escape a cost",
-        "shortened", lambda value, row: value < 0.5 and row["last"] < 0.0, 2, 2,
+        "episodes_shorten", "shortened", lambda value, row: value < 0.5 and row["last"] < 0.0, 2, 2,
         "episodes end after {plain_length} steps with a return of {last:,.1f}; training episodes had {longest:,.0f}: "
         "unless their end is the goal, the policy ends episodes to escape a cost",
         "reward each step before the end of an episode, or make the end cost more than the steps that it saves", True,
     ),
     Sign(
-        "rewards_outlying",
-        "`limiters/reward_outlier/active` above 0 in 25 of 50 iterations: rare rewards are far larger than usual ones, "
-        "and the limiter bounds what they count for",
-        "limiters/reward_outlier/active", lambda value, row: value > 0.0, 25, 50,
+        "rewards_outlying", "limiters/reward_outlier/active", lambda value, row: value > 0.0, 25, 50,
         "{mean:.2g} of the rewards in 25 of the last 50 iterations were far larger than usual, and were clipped",
         "correct the reward if these are glitches; if they are rare prizes of the task and are not learned, set "
         "guards.limiters.reward_outlier=null",
     ),
     Sign(
-        "actions_unbounded",
-        "`training/action_size` above 10 in 25 of 50 iterations: actions are far beyond [-1, 1], and the policy may "
-        "gain from actions that no motor can do",
-        "training/action_size", lambda value, row: value > 10.0, 25, 50,
+        "actions_unbounded", "training/action_size", lambda value, row: value > 10.0, 25, 50,
         "actions were {mean:.2g} on average in 25 of the last 50 iterations, far beyond [-1, 1]: the policy may gain "
         "from actions that no motor can do",
         "clip the action in the environment, or set network.distribution_type=tanh_normal",
     ),
     Sign(
-        "samples_masked",
-        "`training/valid_share` below 1 in 25 of 50 iterations: guards reject samples again and again, and the policy "
-        "may gain from what comes before, such as physics that explodes",
-        "masked", lambda value, row: value > 1e-6, 25, 50,  # a mean of ones may be 1 - 6e-8
+        "samples_masked", "masked", lambda value, row: value > 1e-6, 25, 50,  # a mean of ones may be 1 - 6e-8
         "guards masked {mean:.2g} of the samples in 25 of the last 50 iterations: the policy may gain from what comes "
         "before, such as physics that explodes",
         "replay the incident; if its physics explodes, set a smaller time step (Playground: env.kwargs.sim_dt)",
     ),
     Sign(
-        "reward_scale",
-        "value targets above 100 (10,000 with `ppo.normalize_advantage`) or below 0.01 in 20 of 50 iterations: rewards "
-        "have the wrong scale for the networks",
-        "target_size",
+        "reward_scale", "target_size",
         lambda value, row: value > row["greatest_target"] or 0.0 < row["max_target"] < _LEAST_TARGET, 20, 50,
         "value targets were of about {plain_mean} in 20 of the last 50 iterations, far from 1",
         "set ppo.normalize_values=true ppo.normalize_advantage=true, or ppo.reward_scaling={better_scaling:.1g}",
     ),
     Sign(
-        "observation_began_to_vary",
-        "`training/element_that_began_to_vary` above 0: an element of the observation was constant in all batches",
-        "training/element_that_began_to_vary", lambda value, row: value > 0.0, 1, 50,
+        "observation_began_to_vary", "training/element_that_began_to_vary", lambda value, row: value > 0.0, 1, 50,
         "element {element} of the observation had been constant and began to vary: the policy has no experience with "
         "it",
         "if the task does not do so on purpose, correct the observation",
     ),
     Sign(
-        "observation_drifts",
-        "`training/drifting_element` above 0 in 25 of 50 iterations: the mean of an element stays 1.5 standard "
-        "deviations away from its mean so far, because it moves steadily",
-        "training/drifting_element", lambda value, row: value > 0.0, 25, 50,
+        "observation_drifts", "training/drifting_element", lambda value, row: value > 0.0, 25, 50,
         "element {element} of the observation drifted in 25 of the last 50 iterations, so that the policy "
         "always observes numbers that it has no experience with",
         "observe a difference instead of a counter, a time or a total; if a sensor drifts, subtract its bias",
     ),
     Sign(
-        "training_episodes_short",
-        "training episodes have at most a tenth of the evaluation's length, or end in their first step; only your own "
-        "environments: a counter in `info` continues after a reset",
-        "steps_per_episode",
+        "training_episodes_short", "steps_per_episode",
         lambda value, row: value <= max(0.1 * row["length"], row["first_step"]) < row["length"], 1, 1,
         "training episodes have a mean length of {plain_mean}, evaluation episodes of {plain_length}: a reset does not "
         "restore info",
@@ -272,22 +236,23 @@ def _plain(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100.0 else f"{value:.2g}"
 
 
+@dataclasses.dataclass(frozen=True)
 class Signs:
     """Detects signs of trouble, and calls `event("sign", sign, text, value)` and `event("sign_recovered", sign)`."""
 
-    def __init__(
-        self, signs: Sequence[Sign], ppo: PPOConfig, env: EnvConfig, episodes: int, event: Callable[..., None]
-    ):
-        self._signs = signs
-        self._ppo = ppo
-        self._env = env
-        self._steps = ppo.env_steps_per_iteration(env.action_repeat)
-        self._episodes = episodes  # of an evaluation
-        self._event = event
+    signs: Sequence[Sign]
+    ppo: PPOConfig
+    env: EnvConfig
+    episodes: int  # of an evaluation
+    event: Callable[..., None]
+
+    @property
+    def _steps(self) -> int:
+        return self.ppo.env_steps_per_iteration(self.env.action_repeat)
 
     def record_iteration(self, state: SignState, iteration: int, step: int, metrics: Row) -> None:
         """Tests the metrics of a healthy iteration; `iteration` counts from 1."""
-        if not self._signs:
+        if not self.signs:
             return
         episodes = metrics.get("training/episodes", state.episodes)
         ended, state.episodes = episodes - state.episodes, episodes
@@ -296,20 +261,20 @@ class Signs:
         state.longest = max(state.longest, length or 0.0)
         if mean_return is not None and length is not None and iteration > _FIRST:
             state.add_training(mean_return, length)
-        row = _of_iteration(metrics, iteration, self._ppo, self._env.episode_length)
+        row = _of_iteration(metrics, iteration, self.ppo, self.env.episode_length)
         self._record(state, step, row, of_evaluations=False)
 
     def record_evaluation(self, state: SignState, step: int, metrics: Row) -> None:
         value = _number(metrics, "eval/episode_reward")
-        if value is None or not self._signs:
+        if value is None or not self.signs:
             return
         before = value if state.last_return is None else state.last_return
         state.add_evaluation(value)
-        about = self._episodes, self._steps, self._env.action_repeat
+        about = self.episodes, self._steps, self.env.action_repeat
         self._record(state, step, _of_evaluation(metrics, state, before, *about), of_evaluations=True)
 
     def _record(self, state: SignState, step: int, row: Row, of_evaluations: bool) -> None:
-        for sign in self._signs:
+        for sign in self.signs:
             value = _number(row, sign.value) if sign.of_evaluations is of_evaluations else None
             if value is None:
                 continue
@@ -324,14 +289,14 @@ class Signs:
             record.recent.pop(0)
         if not record.recent and record.lasts:
             record.recovered_step = step
-            self._event("sign_recovered", sign=sign.name)
+            self.event("sign_recovered", sign=sign.name)
         hits = [number for number in record.recent if number is not None]
         mean = sum(hits) / max(len(hits), 1)
         starts = hit is not None and not record.lasts and len(hits) >= sign.hits
         if starts:
             shown = {**row, "mean": mean, "plain_mean": _plain(mean), "element": f"{mean - 1.0:.0f}"}
             record.log(step, f"{sign.sentence.format(**shown)}; {sign.remedy.format(**shown)}")
-            self._event("sign", sign=sign.name, text=record.text, value=mean)
+            self.event("sign", sign=sign.name, text=record.text, value=mean)
         if hit is not None and record.lasts:
             record.last_step = step
 
@@ -342,19 +307,12 @@ def recovered_text(sign: Mapping[str, Any], before: str) -> str:
     return f"{before}recovered at step {step:,}" if step else ""
 
 
-class RunWarning(NamedTuple):
-    """A warning about a whole run: a fixed name for scripts, and one sentence with the numbers and a first remedy."""
-
-    name: str
-    text: str
-
-
 LOSS_NOT_FINITE = "loss_not_finite"  # the warning of a run whose policy is ruined
 _MOST = 0.5  # share of transitions
 
 
-def warnings_of(tally: Tally) -> list[RunWarning]:
-    """Trouble that the stop reason does not name, in a fixed order; empty for a healthy run."""
+def warnings_of(tally: Tally) -> dict[str, str]:
+    """Trouble that the stop reason does not name: a sentence with numbers and a remedy, by its name for scripts."""
     latest = sum(tally.latest) / max(len(tally.latest), 1)
     mostly_rejected = tally.rejected > _MOST * tally.transitions
     guards = [f"guards/{name} ({n:,}, most for {tally.main_cause(name)})" for name, n in [*tally.tripped.items()][:2]]
@@ -363,31 +321,27 @@ def warnings_of(tally: Tally) -> list[RunWarning]:
     never_finite = tally.finite == 0 and tally.void == tally.evaluations and tally.loss_is_finite
     table = (
         (
-            not tally.loss_is_finite,
-            LOSS_NOT_FINITE,
+            not tally.loss_is_finite, LOSS_NOT_FINITE,
             f"no finite loss since step {tally.finite_loss_step:,}, so the networks are ruined and this policy is of "
             "no use; train again with guards=default, and find the cause with python -m rlstable.doctor",
         ),
         (
-            mostly_rejected or latest > _MOST,
-            "transitions_rejected",
+            mostly_rejected or latest > _MOST, "transitions_rejected",
             f"guards rejected {tally.rejected:,} of {tally.transitions:,} transitions, and {100.0 * latest:.0f} % of "
             f"them in the last {len(tally.latest)} iterations; most trips: {', '.join(guards)}",
         ),
         (
-            0 < tally.void == tally.evaluations,
-            "evaluations_void",
+            0 < tally.void == tally.evaluations, "evaluations_void",
             f"all {tally.evaluations:,} evaluations were void: every episode was aborted or had no finite return, so "
             "checkpoints could not be compared; look at eval/aborted_share and run python -m rlstable.doctor",
         ),
         (
-            expects_return and never_finite,
-            "no_finite_return",
+            expects_return and never_finite, "no_finite_return",
             "no episode had a finite return, neither in training nor in an evaluation, so it is unknown whether the "
             "policy learned anything; check rewards and observations with python -m rlstable.doctor",
         ),
-    )
-    return [RunWarning(name, text) for applies, name, text in table if applies]
+    )  # fmt: skip
+    return {name: text for applies, name, text in table if applies}
 
 
 _BAD_UNITS = (

@@ -28,8 +28,8 @@ from rlstable.io.arrays import copy_out
 from rlstable.io.files import one_line, read_json, subfolder, write_atomically
 from rlstable.io.files import read as read_file
 from rlstable.io.jsonl import to_json
+from rlstable.io.kept_model import with_kept_model
 from rlstable.io.printed_commands import command
-from rlstable.io.run_folder import with_kept_model
 from rlstable.ppo.state import Slot
 
 FACTS, _ARRAYS = "incident.json", "arrays.npz"
@@ -70,38 +70,26 @@ def limits_of(guards: GuardsConfig) -> QuarantineConfig:
     return limits if limits.enabled else limits.model_copy(update=_NO_LIMITS)
 
 
+@dataclasses.dataclass(frozen=True)
 class Incidents:
-    """Writes captured environments: at most one per device and window of iterations, and `keep` in the whole run.
+    """Writes captured environments: at most one per device and window of iterations, and `keep` in the whole run."""
 
-    `causes` are the names of the flags of a slot, `guard/cause` each. `about` are the facts that all incidents of the
-    run share, `config` among them.
-    """
-
-    def __init__(
-        self,
-        run_dir: Path,
-        config: IncidentConfig,
-        limits: QuarantineConfig,
-        causes: list[str],
-        about: Mapping[str, Any],
-        event: Callable[..., None],
-    ):
-        self._folder = run_dir / "incidents"
-        self._config = config
-        self._limits = limits
-        self._causes = causes
-        self._about = about
-        self._event = event
+    run_dir: Path
+    config: IncidentConfig
+    limits: QuarantineConfig
+    causes: list[str]  # names of the flags of a slot, `guard/cause` each
+    about: Mapping[str, Any]  # the facts that all incidents of the run share, `config` among them
+    event: Callable[..., None]
 
     def wanted(self, state: IncidentState, at: int) -> bool:
         """Whether to write the environments captured in an iteration; `at` includes rolled back iterations."""
-        config, last = self._config, state.last
+        config, last = self.config, state.last
         return state.count < config.keep and (last is None or at >= last + config.window)
 
     def opens_after(self, state: IncidentState, at: int) -> bool:
         """Whether to empty the slots after an iteration, so that the next bad environment is captured."""
         last = state.last
-        return last is not None and self.wanted(state, at + 1) and at + 1 == last + self._config.window
+        return last is not None and self.wanted(state, at + 1) and at + 1 == last + self.config.window
 
     def write(
         self, state: IncidentState, slot: Slot, iteration: int, at: int, level: Mapping[str, str], num_envs: int
@@ -114,40 +102,40 @@ class Incidents:
         """
         records = slot.record.take(np.arange(len(slot.record)))
         captured = sorted((int(records["clock"][device]), device) for device in np.flatnonzero(slot.taken))
-        for _, device in captured[: self._config.keep - state.count]:
+        for _, device in captured[: self.config.keep - state.count]:
             record = jax.tree.map(lambda x, device=device: x[device], records)
             try:
                 facts, arrays = self._describe(record)
                 facts["environment"] += int(device) * (num_envs // len(slot.record))
                 facts |= {"iteration": iteration, "precision": dict(level)}
                 facts |= {"device": int(device), "devices": len(slot.record), "num_envs": num_envs}
-                path = write(self._folder / f"{iteration}-{state.count + 1}", facts, arrays)
+                path = write(self.run_dir / "incidents" / f"{iteration}-{state.count + 1}", facts, arrays)
             except Exception as error:
-                self._event("incident_failed", iteration=iteration, error=str(error))
+                self.event("incident_failed", iteration=iteration, error=str(error))
                 break
             state.count += 1
             first = facts["bad"][0]["text"] if facts["bad"] else "none of the saved numbers"
-            self._event("incident", causes=facts["causes"], first=first, path=str(path))
+            self.event("incident", causes=facts["causes"], first=first, path=str(path))
         state.last = at
 
     def _describe(self, record: Any) -> tuple[dict[str, Any], Any]:
         """The facts about one environment, and its arrays by name."""
-        settings = self._about["config"]
+        settings = self.about["config"]
         leaves, values = copy_out(record)
         arrays = {leaf.path: value for leaf, value in zip(leaves, values, strict=True)}
         flags, index, clock = (arrays.pop(name) for name in ("causes", "environment", "clock"))
         after = {name.removeprefix("after/"): x for name, x in arrays.items() if name.startswith("after/")}
         step, repeat = divmod(int(clock), settings["env"]["action_repeat"])
         unroll, step = divmod(step, settings["ppo"]["unroll_length"])
-        bad_numbers = find_bad_numbers(after | {"action": arrays["action"]}, self._limits)
+        bad_numbers = find_bad_numbers(after | {"action": arrays["action"]}, self.limits)
         facts = {
-            "causes": [cause for cause, flag in zip(self._causes, flags, strict=True) if flag],
+            "causes": [cause for cause, flag in zip(self.causes, flags, strict=True) if flag],
             "bad": [{**bad._asdict(), "text": str(bad)} for bad in bad_numbers[:_MOST_BAD]],
             "unroll": unroll,
             "step": step,
             "repeat": repeat,
             "environment": int(index),
-            **self._about,
+            **self.about,
         }
         return facts, arrays
 
@@ -212,11 +200,7 @@ def in_causal_order(names: Iterable[str]) -> list[str]:
     def rank(name: str) -> tuple[int, int, str]:
         kind, last = group(name), name.split("/", 1)[-1]
         is_ordered = kind == "physics" and last in _IN_ORDER
-        return (
-            _GROUPS.index(kind),
-            _IN_ORDER.index(last) if is_ordered else len(_IN_ORDER),
-            name,
-        )
+        return (_GROUPS.index(kind), _IN_ORDER.index(last) if is_ordered else len(_IN_ORDER), name)
 
     return sorted(names, key=rank)
 

@@ -175,25 +175,17 @@ def smaller(
 ) -> MemoryPlan | None:
     """The plan with one lever a step of the size `factor` further; None if the lever is at its end."""
     ppo, env = plan.of(ppo, env)
+    value: int | None
     if lever == "gradient_accumulation":
-        value = _more_parts(ppo, devices, factor)
+        now, share = ppo.gradient_accumulation, ppo.batch_size // devices
+        value = None if now == share else min(n for n in divisors(share) if n >= min(factor * now, share))
     elif lever == "envs_per_pass":
-        value = _smaller_passes(ppo.num_envs // devices, env.envs_per_pass, factor)
+        share = ppo.num_envs // devices
+        now = min(env.envs_per_pass or share, share)
+        value = None if now <= _LEAST_PASS else max(now // factor, _LEAST_PASS)
     else:
         value = _fewer_envs(ppo, devices, factor)
     return None if value is None else dataclasses.replace(plan, **{lever: value})
-
-
-def _more_parts(ppo: PPOConfig, devices: int, factor: int) -> int | None:
-    now, share = ppo.gradient_accumulation, ppo.batch_size // devices
-    if now == share:
-        return None
-    return min(n for n in divisors(share) if n >= min(factor * now, share))
-
-
-def _smaller_passes(share: int, configured: int | None, factor: int) -> int | None:
-    now = min(configured or share, share)
-    return None if now <= _LEAST_PASS else max(now // factor, _LEAST_PASS)
 
 
 def _fewer_envs(ppo: PPOConfig, devices: int, factor: int) -> int | None:

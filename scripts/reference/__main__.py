@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md, docs/terms.md, and the table of signs of docs/nan.md.
+"""Writes docs/configuration.md and docs/terms.md.
 
 The values of keys come from the typed configuration, their meaning from the comments of configs/.
 """
@@ -14,13 +14,11 @@ from pydantic.fields import FieldInfo
 from rlstable.config import Config
 from rlstable.config.defaults import config_dir, defaults
 from rlstable.config.schema import Section
-from rlstable.supervise import diagnosis
 from scripts.pages import table
 from scripts.reference import terms
 from scripts.reference.comments import comments_of, written
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
-PAGE_OF_SIGNS = PAGE.with_name("nan.md")
 PAGE_OF_TERMS = PAGE.with_name("terms.md")
 _INTRODUCTION = """# Configuration
 
@@ -126,27 +124,6 @@ def _groups() -> str:
     return "\n".join(table(("group", "choices"), rows, range(2)))
 
 
-def _remedy(sign: diagnosis.Sign) -> str:
-    return sign.remedy.replace("ppo.reward_scaling={better_scaling:.1g}", "the named ppo.reward_scaling")
-
-
-def page_of_signs(text: str) -> str:
-    rows = {}
-    for sign in diagnosis.SIGNS:
-        name = sign.name.split("/")[0]
-        rows.setdefault(name, (f"`{sign.name}`", sign.condition, _remedy(sign)))
-    rows["limiter_saturated"] = (
-        "`limiter_saturated/<limiter>`",
-        "`limiters/<limiter>/active` above 0.2 in 50 iterations in a row (`gradient_norm`: 0.5)",
-        "loosen the limiter, or lower ppo.learning_rate or ppo.reward_scaling, as the line names",
-    )
-    lines = table(("sign", "condition", "first remedy"), map(tuple, rows.values()), range(3))
-    first = text.index(lines[0])
-    end = text.index("\n\n", first)
-    return text[:first] + "\n".join(lines) + text[end:]
-
-
 if __name__ == "__main__":
     PAGE.write_text(page())
     PAGE_OF_TERMS.write_text(terms.page())
-    PAGE_OF_SIGNS.write_text(page_of_signs(PAGE_OF_SIGNS.read_text()))

@@ -317,7 +317,7 @@ def test_programs_do_not_depend_on_settings_outside_the_key(monkeypatch: pytest.
         return "".join(sorted(texts))
 
     for module in (assemblies, evaluation):
-        monkeypatch.setattr(module, "compiler_of", lambda *_: Recording())
+        monkeypatch.setattr(module, "compiler_of", lambda *_, **__: Recording())
     plain, linear = lowered(tiny_config()), lowered(tiny_config(**LINEAR))
     assert len(texts) == 4 and len(plain) > 10_000 and plain != linear
     assert lowered(tiny_config(**OUTSIDE_THE_KEY)) == plain
@@ -357,7 +357,7 @@ def test_second_run_traces_nothing_and_computes_the_same(tmp_path: Path, monkeyp
     )  # fmt: skip
     usual = begun(config)
 
-    def programs(config: Config, devices: Any, env: Any) -> TraceCache:
+    def programs(config: Config, devices: Any, env: Any, cached: bool = True) -> TraceCache:
         return TraceCache(tmp_path, "origin", devices, level(config.precision))
 
     for module in (assemblies, evaluation):
@@ -416,7 +416,7 @@ def test_training_and_evaluation_share_braxs_environments_only(monkeypatch: pyte
         monkeypatch.setattr("rlstable.runner.programs.make_evaluator", evaluator)
         programs = Programs(tiny_config(**sections), mesh(1), {}, lambda _: contextlib.nullcontext())
         assert programs.evaluator(HostState()) is None
-        assert given == ([programs.setup(HostState()).single] if shared else [None])
+        assert (given[0] is programs.setup(HostState()).single) is shared
 
 
 def test_fingerprint_of_sources_follows_their_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_cache_folder_that_other_users_can_write_is_not_used_and_logged_once(
     shared.mkdir()
     shared.chmod(0o777)
     said = enable_program_cache(str(shared))
-    assert said is not None and f"{shared}, above {shared}/" in said and "(mode 0777)" in said
+    assert said is not None and said.startswith(f"{shared} can be") and "(mode 0777)" in said
     assert "set compile_cache to a folder that only you can write" in said
     assert program_cache_folder() is None
     TrainingLoop(tiny_config(logging={"console": "lines"}, compile_cache=str(shared)), tmp_path / "run").close()

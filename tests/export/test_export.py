@@ -20,7 +20,7 @@ from rlstable.config import ConfigError
 from rlstable.export import formats
 from rlstable.export.__main__ import main
 from rlstable.export.function import policy_function
-from rlstable.policy import load_policy
+from rlstable.policy.policy import load_policy
 from rlstable.policy.saved_run import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")

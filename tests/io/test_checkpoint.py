@@ -181,14 +181,14 @@ def test_restore_policy_needs_only_the_folder(tmp_path):
             np.testing.assert_array_equal(policy["params"]["w"], np.full((2, 2), expected, np.float32))
             assert policy["params"]["none"].shape == (0, 2)
             np.testing.assert_array_equal(policy["a/b"]["params"]["mean/std"], np.ones(3, np.float16))
-    assert restore_policy(tmp_path / "checkpoints")[1] == {"policy_spec": {"i": 2}}
+    assert restore_policy(tmp_path)[1] == {"policy_spec": {"i": 2}}
 
 
 def test_missing_checkpoints_are_named_in_one_line(tmp_path):
     gone = tmp_path / "gone"
-    with pytest.raises(ConfigError, match=f"^{gone}: no such folder; give a run folder"):
+    with pytest.raises(ConfigError, match=f"^{gone}/checkpoints: no checkpoint here"):
         restore_policy(gone)
-    with pytest.raises(ConfigError, match=f"^{tmp_path}: no checkpoint here"):
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/checkpoints: no checkpoint here"):
         restore_policy(tmp_path)
     assert list(tmp_path.iterdir()) == []  # looking leaves nothing behind
     checkpoints = Checkpoints(tmp_path, SYNC)

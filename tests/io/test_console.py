@@ -207,7 +207,6 @@ def test_console_replaces_characters_that_the_stream_cannot_write():
 def test_events_that_repeat_the_table_at_the_start_are_not_shown() -> None:
     console, stream, _ = make_lines()
     console.event(0, "backend_chosen", {"backend": "native"})
-    console.event(0, "model_kept", {"file": "robot.xml", "sha256": "0"})
     assert stream.getvalue() == ""
 
 

@@ -163,7 +163,7 @@ from saved import lines
 from toys import tiny_config
 book = Logbook(tiny_config().logging, {{}}, Path({str(tmp_path)!r}), Console("off", 1))
 book.start(None, None)
-book._record.submit(lambda: time.sleep(0.3))
+book._parts[0].submit(lambda: time.sleep(0.3))
 book.log(1, {{}})
 raise SystemExit(3)
 """

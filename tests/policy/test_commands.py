@@ -16,7 +16,7 @@ from rlstable.replay.__main__ import main as replay
 from rlstable.report.__main__ import main as report
 
 ARM = Path(__file__).parents[1] / "robot" / "models" / "arm.xml"
-MISSING = "run: the folder no/such does not exist; runs are in runs/<env>/<time>"
+MISSING = "run: no/such is not a run folder, it has no config.yaml; runs are in runs/<env>/<time>"
 MISTAKES = [
     (evaluate, "run=no/such", MISSING),
     (evaluate, "run={empty}", "is not a run folder, it has no config.yaml"),

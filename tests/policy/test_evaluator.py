@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from toys import PointMass
 
+from rlstable.compilation.compiler import Compiler
 from rlstable.config import ConfigError
-from rlstable.device.precision import SINGLE
 from rlstable.envs.episodes import Episodes
 from rlstable.policy.evaluator import Evaluator, PolicySnapshot, require_same_observation, snapshot_of
 from rlstable.ppo import normalizer
@@ -53,7 +53,7 @@ class Refusing(Evaluator):
         self.told: list[tuple[str, dict[str, Any]]] = []
         self._room, self._error, self.waited = room, error, 0
         report = lambda kind, **fields: self.told.append((kind, fields))  # noqa: E731
-        super().__init__(play, count, SINGLE, self._compiling_is_told, report, limit=limit)
+        super().__init__(play, count, Compiler(), self._compiling_is_told, report, limit)
 
     @contextlib.contextmanager
     def _compiling_is_told(self, name: str) -> Iterator[None]:

@@ -27,9 +27,8 @@ from rlstable.config.guards import LimiterConfig
 from rlstable.config.networks import NetworkConfig
 from rlstable.config.run import CheckpointConfig
 from rlstable.io.checkpoint import Checkpoints
-from rlstable.policy import Policy, load_policy
 from rlstable.policy.evaluator import PolicySnapshot, snapshot_of
-from rlstable.policy.policy import choose_action, policy_arrays, policy_spec
+from rlstable.policy.policy import Policy, choose_action, load_policy, policy_arrays, policy_spec
 from rlstable.ppo import normalizer
 from rlstable.ppo.networks import Networks
 from rlstable.runner.loop import TrainingLoop

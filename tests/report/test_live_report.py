@@ -54,7 +54,7 @@ def test_page_is_there_with_the_first_row_and_is_written_again_every_half_minute
 def test_page_is_not_written_where_it_must_not_be(tmp_path: Path, reason: str) -> None:
     report = started(tmp_path / "run")
     live = ReportPage(Clock())
-    seed = SimpleNamespace(log=SimpleNamespace(logbook=SimpleNamespace(in_place=reason != "taken")))
+    seed = SimpleNamespace(saving=SimpleNamespace(gone=reason == "taken"))
     live.opened(report.parent, {0: seed})  # type: ignore[dict-item]
     if reason == "no run folder":
         (report.parent / "config.yaml").unlink()

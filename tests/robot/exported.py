@@ -13,7 +13,7 @@ from toys import make_networks
 from rlstable.envs.load import load_env
 from rlstable.export.formats import write_onnx, write_player
 from rlstable.export.function import policy_function
-from rlstable.policy import Policy
+from rlstable.policy.policy import Policy
 from rlstable.policy.saved_run import SavedRun
 from rlstable.ppo import normalizer
 

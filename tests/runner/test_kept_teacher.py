@@ -17,7 +17,7 @@ from toys import NamedPointMass, assert_same
 
 from rlstable.config import Config, ConfigError
 from rlstable.io.run_folder import KEPT_TEACHER
-from rlstable.policy import Policy, load_policy
+from rlstable.policy.policy import Policy, load_policy
 from rlstable.runner.kept_teacher import teacher_of
 from rlstable.runner.loop import TrainingLoop
 
@@ -55,12 +55,12 @@ def test_run_resumes_with_the_same_bits_after_its_teacher_is_gone(teacher: Path,
     other = Path(shutil.copytree(tmp_path / "cut" / KEPT_TEACHER, tmp_path / "other"))
     TrainingLoop(student(other, 5, resume="auto"), tmp_path / "cut").close()
     assert load_policy(tmp_path / "cut" / KEPT_TEACHER, "latest").host["teacher"] == str(other)
-    with pytest.raises(ConfigError, match=r"^ppo.teacher: .*gone.*: no such folder; give a run folder, which"):
+    with pytest.raises(ConfigError, match=r"^ppo.teacher: .*gone.*: no checkpoint here"):
         TrainingLoop(student(gone, 5, resume="auto"), tmp_path / "cut")
 
 
 def test_folder_without_a_run_is_one_line_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^ppo.teacher: .*: no such folder; give a run folder, which contains chec"):
+    with pytest.raises(ConfigError, match=r"^ppo.teacher: .*: no checkpoint here"):
         TrainingLoop(student(tmp_path, 1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

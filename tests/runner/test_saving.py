@@ -18,7 +18,7 @@ from rlstable.device import hosts
 from rlstable.io.checkpoint import Checkpoints
 from rlstable.io.console import Console
 from rlstable.io.run_folder import read_result, steps_in
-from rlstable.policy import load_policy
+from rlstable.policy.policy import load_policy
 from rlstable.runner import loop
 from rlstable.runner.loop import TrainingLoop
 from rlstable.runner.stopping import StopRequest
@@ -118,7 +118,7 @@ def test_steps_after_a_rollback_that_no_checkpoint_has_are_unsaved(tmp_path: Pat
     host.iteration, host.step = 1, ITERATION
     run.advance()
     assert run.single.saving.unsaved_steps() >= ITERATION
-    assert run.single.final_stop_reason(StopReason.stopped) is StopReason.not_saved
+    assert run.single.saving.final_stop_reason(StopReason.stopped, run.single.state) is StopReason.not_saved
     run.close()
 
 
@@ -131,7 +131,8 @@ def test_run_with_exit_code_0_has_saved_its_last_state(
         fail_after(monkeypatch, 1)
     runner = TrainingLoop(quick(total_steps=3 * ITERATION), tmp_path)
     assert not runner.advance() and not runner.advance()
-    final = {ending: runner.single.final_stop_reason(ending) for ending in StopReason}
+    saving, state = runner.single.saving, runner.single.state
+    final = {ending: saving.final_stop_reason(ending, state) for ending in StopReason}
     runner.close()
     assert steps_in(tmp_path / "checkpoints") == ([1, 2] if saves else [1])
     assert StopReason.not_saved.exit_code == 13 and not StopReason.not_saved.succeeded

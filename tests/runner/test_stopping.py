@@ -15,7 +15,7 @@ from quick_compile import environment as quick_environment
 
 from rlstable.io.console import Console
 from rlstable.io.run_folder import steps_in
-from rlstable.policy import load_policy
+from rlstable.policy.policy import load_policy
 from rlstable.runner.stopping import StopRequest
 from rlstable.supervise.signals import Signals
 

@@ -220,7 +220,7 @@ ENDINGS: dict[str, tuple[dict[str, Any], Ends]] = {
         {"more_guards": scripted(7, 8), **NOTHING_SAVED}, Ends("completed", 8, ("8: 6 handed over",), saved=[8]),
     ),
     "scripted, never good, and nothing saved before": (
-        {"more_guards": scripted(1, 2, 4, 5, 7, 8), **NOTHING_SAVED}, Ends("not_saved", 8, saved=[], advice="No state"),
+        {"more_guards": scripted(1, 2, 4, 5, 7, 8), **NOTHING_SAVED}, Ends("not_saved", 8, saved=[], advice="No good"),
     ),
 }  # fmt: skip
 

@@ -66,4 +66,4 @@ def test_out_of_memory_without_a_kept_state_ends_the_run_by_name(
     fail(monkeypatch, [2])
     done = train(tmp_path)
     assert (done.stop_reason, done.step) == (StopReason.out_of_memory, 2 * ITERATION)
-    assert "supervise.recovery.enabled=true" in result(tmp_path)["advice"]
+    assert "supervise.recovery.enabled=false" in result(tmp_path)["advice"]

@@ -304,16 +304,15 @@ def valid(share: float, **trips: dict[str, int]) -> dict[str, Any]:
 
 
 def names(own: Tally) -> list[str]:
-    return [warning.name for warning in warnings_of(own)]
+    return list(warnings_of(own))
 
 
 def test_most_transitions_rejected_is_said_with_counts_and_guards() -> None:
     bad = [valid(0.1, finite_samples={"reward": 88, "value": 2}, storm={"environments": 1}) for _ in range(3)]
-    (warning,) = warnings_of(tally({}, *bad))
-    assert warning.name == "transitions_rejected"
-    assert warning.text == (
+    assert warnings_of(tally({}, *bad)).popitem() == (
+        "transitions_rejected",
         "guards rejected 270 of 400 transitions, and 68 % of them in the last 4 iterations; most trips: "
-        "guards/finite_samples (270, most for reward), guards/storm (3, most for environments)"
+        "guards/finite_samples (270, most for reward), guards/storm (3, most for environments)",
     )
 
 
@@ -326,8 +325,8 @@ def test_rejections_at_the_end_of_a_long_good_run_are_said() -> None:
 
 def test_loss_that_stays_not_finite_is_said_with_its_step_and_the_returns_beside_it_do_not_count() -> None:
     ruined = {"training/v_loss": NAN, "episode/sum_reward": 1000.0}
-    (warning,) = warnings_of(tally({"training/v_loss": 1.0}, ruined, dict(ruined)))
-    assert warning.name == "loss_not_finite" and warning.text.startswith("no finite loss since step 100, so ")
+    ((name, text),) = warnings_of(tally({"training/v_loss": 1.0}, ruined, dict(ruined))).items()
+    assert name == "loss_not_finite" and text.startswith("no finite loss since step 100, so ")
     assert names(tally(dict(ruined), {"training/v_loss": 1.0})) == []
     assert tally(dict(ruined)).finite == 0
     # A state guard has rejected the iteration, so the state before it is kept.

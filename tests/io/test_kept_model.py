@@ -14,11 +14,11 @@ from toys import assert_same
 from rlstable.cli.compose import compose
 from rlstable.config import ConfigError
 from rlstable.export.function import policy_function
+from rlstable.io import kept_model
 from rlstable.io.run_folder import KEPT_MODEL
 from rlstable.policy.playback import evaluate_run
 from rlstable.policy.saved_run import open_run
 from rlstable.robot.files import bundle
-from rlstable.runner import kept_model
 from rlstable.train import main
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -49,11 +49,9 @@ def copied(run_dir: Path, folder: Path) -> Path:
     return Path(shutil.copytree(run_dir, folder / "run"))
 
 
-def test_run_folder_holds_the_model_and_its_hash(run_dir: Path, source: Path) -> None:
+def test_run_folder_holds_the_model(run_dir: Path, source: Path) -> None:
     assert (run_dir / KEPT_MODEL).read_bytes() == bundle(str(source))
-    (event,) = events(run_dir, "model_kept")
-    assert event["file"] == str(source) and len(event["sha256"]) == 64
-    assert "kept_xml" not in (run_dir / "config.yaml").read_text()
+    assert KEPT_MODEL not in (run_dir / "config.yaml").read_text()
 
 
 def test_run_of_a_robot_reports_each_term_of_its_reward(run_dir: Path) -> None:
@@ -71,7 +69,7 @@ def test_disk_without_room_for_the_model_is_one_line(
     monkeypatch.setattr(kept_model, "write_atomically", full)
     config = compose(["env=robot_reach", f"env.xml={source}"])
     with pytest.raises(ConfigError, match=r"cannot write .*model.zip: No space left on device; make room there, or"):
-        kept_model.keep(config.env, tmp_path, lambda *_, **__: None)
+        kept_model.keep(config.env, tmp_path)
 
 
 def test_run_with_a_changed_file_resumes_as_if_it_had_not_changed(
@@ -101,7 +99,7 @@ def test_policy_plays_in_a_moved_folder_after_the_file_is_gone(
     source.unlink()
     try:
         run = open_run(folder)
-        assert run.config.env.kept_xml == str(folder / KEPT_MODEL)
+        assert run.config.env.model_file == str(folder / KEPT_MODEL)
         assert len(evaluate_run(run, 2).valid) == 2
         (folder / KEPT_MODEL).unlink()
         with pytest.raises(ConfigError, match=rf"^env.xml: there is no file {source}"):
