@@ -79,8 +79,9 @@ def _state_and_image(env: RobotEnv, pairs: Pairs, random: Random) -> tuple[_Stat
         if model.jnt_limited[joint]:
             qpos[at] = np.clip(qpos[at], *model.jnt_range[joint])
     qvel = random.uniform(-_SPEED, _SPEED, model.nv)
-    ctrl = np.array(actions.controls(robot, random.uniform(-1, 1, model.nu), env.task.actions))
-    images = pairs.qpos(qpos), pairs.dofs(qvel), pairs.ctrl(ctrl)
+    action = random.uniform(-1, 1, model.nu)
+    ctrl, mirrored = (np.array(actions.controls(robot, x, env.task.actions)) for x in (action, pairs.actuators(action)))
+    images = pairs.qpos(qpos), pairs.dofs(qvel), mirrored
     return _State(qpos, qvel, ctrl, robot.forward(qpos, qvel, ctrl)), _State(*images, robot.forward(*images))
 
 

@@ -7,8 +7,6 @@ bodies, actuators by the joints that they move. So names need not follow a conve
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -20,18 +18,12 @@ from rlstable.robot.model import Robot
 VECTOR = Reflection.of_signs(1, -1, 1)  # a position, a velocity
 AXIAL = Reflection.of_signs(-1, 1, -1)  # an angular velocity
 _SHARE = 0.01  # largest error of axes, and of places of geoms and sites as a share of the robot's size
-# Largest error of centres of mass, and of masses, gains and ranges. Files of robots differ by 2 to 4 % between left
-# and right. Larger effects on the motion are found by the test of mirrored steps (mirror.py).
+# Largest error of centres of mass, ranges and gains. Files of robots differ by 2 to 4 % between left and right. Masses
+# and all else that changes the motion are compared by mirrored steps (mirror.py).
 _MEASURED = 0.05
-_INERTIA_SHARE = 0.1  # published inertias of left and right legs differ more
 _S = np.diag(VECTOR.sign)
 
-_JOINT_FACTS = {
-    "stiffness": "jnt_stiffness", "margin": "jnt_margin", "solref of the limit": "jnt_solref",
-    "solimp of the limit": "jnt_solimp",
-}  # fmt: skip
 _GEOM_FACTS = ("geom_friction", "geom_condim", "geom_priority", "geom_margin", "geom_solref", "geom_solimp")
-_DOF_FACTS = {"armature": "dof_armature", "damping": "dof_damping", "friction loss": "dof_frictionloss"}
 _ROUND = (mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_CYLINDER)
 _TURNED = (*_ROUND, mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_ELLIPSOID)
 
@@ -106,11 +98,6 @@ class Pairs:
             base[first + 3 : first + 7] = 0.0  # a quaternion is reflected as a whole
         return np.asarray(base + self._qpos(qpos - base))
 
-    def ctrl(self, ctrl: np.ndarray) -> np.ndarray:
-        """The mirror image of controls."""
-        home = self.robot.of_actuators("home")
-        return np.asarray(home + self.actuators(ctrl - home))
-
     # --- pairs
 
     def _mirrored(self, point: np.ndarray) -> np.ndarray:
@@ -128,16 +115,10 @@ class Pairs:
                 nearest = min(left, key=lambda c: (round(apart[c] / self._size, 6), c != child), default=None)
                 if nearest is None or apart[nearest] > _MEASURED * self._size:
                     raise refused(f"{self.named('body', child)} has no mirror image at home")
-                self._same("body", child, nearest, self._body_facts(child, _S), self._body_facts(nearest, np.eye(3)))
                 left.remove(nearest)
                 image[child] = nearest
                 queue.append(child)
         return np.array([image[b] for b in range(model.nbody)])
-
-    def _body_facts(self, body: int, reflection: np.ndarray) -> dict[str, Any]:
-        turn = reflection @ self._home.ximat[body].reshape(3, 3)
-        inertia = turn @ np.diag(self.model.body_inertia[body]) @ turn.T
-        return {"mass": self.model.body_mass[body], "inertia": inertia}
 
     def _paired_geoms(self) -> np.ndarray:
         model, data, image = self.model, self._home, np.arange(self.model.ngeom)
@@ -204,18 +185,16 @@ class Pairs:
                 pair = f"{self.named('joint', joint)} and {self.named('joint', other)}"
                 raise refused(f"the axes of {pair} are no mirror images at home")
             signs[joint] = np.sign(along)
-            self._same("joint", joint, other, self._joint_facts(joint, signs[joint]), self._joint_facts(other, 1.0))
+            mirrored = np.sort(signs[joint] * self._range(joint))
+            if not np.allclose(mirrored, self._range(other), atol=_MEASURED * float(np.ptp(mirrored))):
+                pair = f"{self.named('joint', joint)} and {self.named('joint', other)}"
+                raise refused(f"the ranges of {pair} are no mirror images")
         return order, signs
 
-    def _joint_facts(self, joint: int, sign: float) -> dict[str, Any]:
-        model, dof, place = self.model, self.model.jnt_dofadr[joint], self.model.jnt_qposadr[joint]
-        limits = model.jnt_range[joint] - self.robot.home[place] if model.jnt_limited[joint] else np.zeros(2)
-        spring = model.qpos_spring[place] - self.robot.home[place] if np.any(model.jnt_stiffness[joint]) else 0.0
-        facts = {name: getattr(model, field)[joint] for name, field in _JOINT_FACTS.items()}
-        facts |= {name: getattr(model, field)[dof] for name, field in _DOF_FACTS.items()}
-        forces = model.jnt_actfrcrange[joint] if model.jnt_actfrclimited[joint] else np.zeros(2)
-        facts |= {"range": np.sort(sign * limits), "force range": np.sort(sign * forces)}
-        return {**facts, "rest of the spring": sign * spring}
+    def _range(self, joint: int) -> np.ndarray:
+        """The limits of a joint relative to home; zeros without limits."""
+        home = self.robot.home[self.model.jnt_qposadr[joint]]
+        return np.asarray(self.model.jnt_range[joint] - home if self.model.jnt_limited[joint] else np.zeros(2))
 
     def _of_state(self, signs: np.ndarray) -> tuple[Reflection, Reflection]:
         """The reflections of positions and of velocities."""
@@ -252,47 +231,12 @@ class Pairs:
             }
             if not found:
                 raise refused(f"{self.named('actuator', actuator)} has no mirror image that moves the mirrored joints")
-            equal = [o for o, s in found.items() if not self._different(*self._both_actuators(actuator, o, s))]
-            other = order[actuator] = (equal or list(found))[0]
+            # Of several actuators that move a joint, the one with the same gains.
+            other = order[actuator] = min(found, key=lambda one: self._apart(actuator, one))
             signs[actuator] = found[other]
-            self._same("actuator", actuator, other, *self._both_actuators(actuator, other, found[other]))
         return Reflection(order, signs[order])
 
-    def _both_actuators(self, one: int, other: int, sign: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self._actuator_facts(one, sign), self._actuator_facts(other, 1.0)
-
-    def _actuator_facts(self, i: int, sign: float) -> dict[str, Any]:
-        model, actuator = self.model, self.robot.actuators[i]
-        limited = bool(model.actuator_forcelimited[i])
-        controls = np.array([actuator.low, actuator.high]) - actuator.home
-        return {
-            "gain": model.actuator_gainprm[i],
-            "gains": model.actuator_biasprm[i][1:],
-            "dynamics": model.actuator_dynprm[i],
-            "control range": np.sort(sign * controls),
-            "scale of the action": [actuator.down, actuator.up] if sign > 0 else [actuator.up, actuator.down],
-            "force range": np.sort(sign * model.actuator_forcerange[i]) if limited else np.zeros(2),
-            "force at home": sign * self._home.actuator_force[i] / actuator.force,
-        }
-
-    # --- differences
-
-    def _different(self, facts: Mapping[str, Any], others: Mapping[str, Any]) -> str | None:
-        """The first fact that differs, with both numbers."""
-        for name, value in facts.items():
-            a, b = np.asarray(value, float), np.asarray(others[name], float)
-            share = _INERTIA_SHARE if name == "inertia" else _MEASURED
-            scale = max(float(np.abs(np.where(np.isfinite(x), x, 0.0)).max(initial=0.0)) for x in (a, b))
-            floor = _SHARE if name == "force at home" else 1e-9
-            if not np.allclose(a, b, rtol=0.0, atol=max(share * scale, floor)):
-                return f"{name} differs: {_text(a)}, mirrored, is not {_text(b)}"
-        return None
-
-    def _same(self, kind: str, one: int, other: int, facts: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-        different = self._different(facts, others)
-        if different is not None:
-            raise refused(f"{self.named(kind, one)} and {self.named(kind, other)} are no mirror images: {different}")
-
-
-def _text(values: np.ndarray) -> str:
-    return " ".join(f"{x:.4g}" for x in np.atleast_1d(values).ravel()[:6])
+    def _apart(self, actuator: int, other: int) -> float:
+        """The greatest difference of the gains of two actuators."""
+        gains = (self.model.actuator_gainprm, self.model.actuator_biasprm, self.model.actuator_dynprm)
+        return max(float(np.abs(gain[actuator] - gain[other]).max()) for gain in gains)
