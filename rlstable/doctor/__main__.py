@@ -47,9 +47,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         _EPILOG,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for rlstable.train")
-    parser.add_argument(
-        "--no-compile", action="store_true", help="skip the checks that compile: memory estimate and reach of actuators"
-    )
+    parser.add_argument("--no-compile", action="store_true", help="skip the memory estimate, which compiles")
     return parser.parse_intermixed_args(argv)
 
 

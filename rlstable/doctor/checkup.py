@@ -23,7 +23,6 @@ from rlstable.device.mesh import make_mesh
 from rlstable.device.mjx import uses_warp
 from rlstable.doctor import robot as look
 from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
-from rlstable.doctor.playing import actuator_reach
 from rlstable.doctor.robot import RobotFacts
 from rlstable.envs.mujoco_model import model_of
 from rlstable.io.versions import versions
@@ -37,8 +36,6 @@ _VARIABLES = (
     "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION",
     "JAX_COMPILATION_CACHE_DIR", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION",
 )  # fmt: skip
-
-_PICTURES = Path("runs/doctor")  # folder of the pictures of robots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +111,6 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         settings = config.supervise.memory
         usage = _memory(config.ppo, settings.limit_gib, setup, mesh, compiles, notify)
         findings += memory_findings(usage, settings.adapt)
-        if compiles and model is not None and looked is None:  # a robot's task scales the actions
-            notify("playing the least and the greatest action, for the reach of actuators")
-            findings += actuator_reach(env, model)
     except ConfigError:
         raise
     except Exception as error:  # any error here would also end training
@@ -127,16 +121,13 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
 
 
 def _robot(env: EnvConfig, robot: Robot, notify: Callable[[str], None]) -> tuple[RobotFacts, list[Finding]]:
-    """Facts and findings about a robot, and its picture in the folder of the doctor."""
+    """Facts and findings about a robot, and a page that shows the robot at home."""
     task, file = env.task, env.xml
     assert task is not None and file is not None  # of a robot
     notify("simulating zero and random actions, and drawing the robot at home")
-    facts, found = look.facts(robot, task, file), look.findings(robot, task)
-    try:
-        path = look.picture(robot, _PICTURES / Path(file).stem)
-    except ConfigError as error:
-        return facts, [*found, look.no_picture(error)]
-    return dataclasses.replace(facts, picture=str(path)), found
+    page = Path("runs", "doctor", Path(file).stem, "home.html")
+    look.draw(robot, page)
+    return look.facts(robot, task, file, page), look.findings(robot, task)
 
 
 def machine_of(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Checks of a MuJoCo model before it is simulated: springs, dampers, contacts, constraints, solver and joints.
+"""Checks of a MuJoCo model before it is simulated: springs, dampers, overlaps and joints without limits.
 
 The bounds of springs and dampers are those of one degree of freedom, x'' = -(k x + c x') / m with m the effective mass
 at `qpos0`: a spring is stable if sqrt(k / m) dt < 2, and an explicit damper if c dt / m < 2. With RK4 both limits are
@@ -8,8 +8,6 @@ at `qpos0`: a spring is stable if sqrt(k / m) dt < 2, and an explicit damper if 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
 from collections.abc import Iterable
 from typing import Literal
 
@@ -23,11 +21,6 @@ _SINGLE = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 _UNSTABLE, _UNSTABLE_RK4 = 2.0, 2.8
 _TEN_STEPS = 0.6  # sqrt(k / m) dt of an oscillation with ten steps per period: 2 pi / 10
 _OVERSHOOT = 1.0  # from this c dt / m on an explicit damper changes the sign of the velocity in every step
-# MuJoCo's `refsafe`: least time constant of a constraint, in timesteps.
-_REFSAFE = 2.0
-_DEFAULT_SOLREF = (0.02, 1.0)
-# MJX advises few iterations; Newton needs 1 to 8 in the tasks of Brax and Playground.
-_MANY_ITERATIONS, _MANY_LINE_SEARCHES = 20, 20
 _DEEP = 1e-3  # least reported overlap at the start, in metres
 
 
@@ -42,16 +35,13 @@ class Finding:
     advice: str
 
 
-def lint(model: mujoco.MjModel, engine: str = "mjx", home: np.ndarray | None = None) -> list[Finding]:
-    """All findings about a model, worst first; `home` are the positions at the start, None for `qpos0`.
+def lint(model: mujoco.MjModel, engine: str, home: np.ndarray | None = None) -> list[Finding]:
+    """All findings about a model; `home` are the positions at the start, None for `qpos0`.
 
-    Brax's own engines have other contacts, so only joints are checked. C MuJoCo (`native`) has every solver.
+    Brax's own engines have other contacts, so only joints are checked.
     """
-    found = unlimited_joints(model)
-    if engine in ("mjx", "native"):
-        found += springs_and_dampers(model) + constraint_times(model) + overlaps(model, home)
-        found += solver(model) if engine == "mjx" else []
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+    physics = springs_and_dampers(model) + overlaps(model, home) if engine in ("mjx", "native") else []
+    return unlimited_joints(model) + physics
 
 
 def names(model: mujoco.MjModel, kind: str, indices: Iterable[int]) -> tuple[str, ...]:
@@ -145,89 +135,17 @@ def _servos(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
     return stiffness, damping
 
 
-def _colliding(model: mujoco.MjModel) -> list[int]:
-    """Geoms whose collision bits meet those of some geom, or that are in a `<pair>`."""
-    if model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_CONTACT:
-        return []
-    types, affinities = model.geom_contype, model.geom_conaffinity
-    any_type, any_affinity = (functools.reduce(operator.or_, bits.tolist(), 0) for bits in (types, affinities))
-    meets = (types & any_affinity) | (affinities & any_type)
-    meets[model.pair_geom1] = meets[model.pair_geom2] = 1
-    return np.flatnonzero(meets).tolist()
-
-
-def constraint_times(model: mujoco.MjModel) -> list[Finding]:
-    """Checks time constants of contacts, joint limits and equalities (`solref`) against the timestep."""
-    dt, least = model.opt.timestep, _REFSAFE * model.opt.timestep
-    if model.opt.integrator == getattr(mujoco.mjtIntegrator, "mjINT_DISCRETE", None):
-        return []  # stable at any time constant
-    unsafe = bool(model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_REFSAFE)
-    outcome = "will ring or blow up (refsafe is off)" if unsafe else f"are softened to {least:g} s"
-    groups = (
-        ("geom", "contacts", _colliding(model), model.geom_solref),
-        ("joint", "joint limits", np.flatnonzero(model.jnt_limited), model.jnt_solref),
-        ("equality", "equality constraints", range(model.neq), model.eq_solref),
-    )
-    found = []
-    for kind, what, indices, solref in groups:
-        # A tolerance of 1 %, because options pass through float32. The form (-stiffness, -damping) is left out.
-        quick = [int(i) for i in indices if 0 < solref[i][0] < 0.99 * least]
-        if not quick:
-            continue
-        time = float(solref[quick, 0].min())
-        by_default = all(tuple(solref[i]) == _DEFAULT_SOLREF for i in quick)
-        text = f"the time constant of {what} is {time:g} s, less than two timesteps of {dt:g} s: they {outcome}"
-        advice = f"timestep {time / _REFSAFE:g} s or shorter, or solref of {least:g} s or more"
-        severity: Severity = "note" if by_default and not unsafe else "warning"
-        found.append(Finding(severity, "constraint time", names(model, kind, quick), text, advice))
-    return found
-
-
-def solver(model: mujoco.MjModel) -> list[Finding]:
-    option, found = model.opt, []
-    if option.solver == mujoco.mjtSolver.mjSOL_PGS:
-        advice = "solver=Newton, or CG for very many degrees of freedom"
-        found.append(Finding("error", "solver", (), "solver=PGS is not in MJX", advice))
-    if option.integrator == mujoco.mjtIntegrator.mjINT_IMPLICIT:
-        what = "integrator=implicit is not in MJX"
-        found.append(Finding("error", "solver", (), what, "integrator=implicitfast"))
-    constrained = bool(_colliding(model) or model.neq or model.jnt_limited.any() or model.tendon_limited.any())
-    if constrained and (option.iterations > _MANY_ITERATIONS or option.ls_iterations > _MANY_LINE_SEARCHES):
-        what = (
-            f"up to {option.iterations} solver iterations with {option.ls_iterations} line searches each; "
-            "in a batch all environments wait for the slowest"
-        )
-        advice = "iterations 4 to 8 with Newton, ls_iterations 8, tolerance 1e-6: faster on MJX; check the motion"
-        found.append(Finding("note", "solver", (), what, advice))
-    return found
-
-
-def _moves(model: mujoco.MjModel, geom: int) -> bool:
-    return bool(model.body_weldid[model.geom_bodyid[geom]])
-
-
 def overlaps(model: mujoco.MjModel, home: np.ndarray | None = None) -> list[Finding]:
-    """Finds geoms that overlap at the start: those within the robot always rub, those in the world are pushed out."""
+    """Finds geoms of moving bodies that overlap at the start, and so always rub."""
     data = mujoco.MjData(model)
     data.qpos[:] = model.qpos0 if home is None else home
     mujoco.mj_forward(model, data)
-    inside: dict[tuple[int, int], float] = {}
-    outside: dict[tuple[int, int], float] = {}
-    for contact in data.contact:
-        depth = -float(contact.dist)
-        if depth > _DEEP:
-            a, b = map(int, contact.geom)
-            where = inside if _moves(model, a) and _moves(model, b) else outside
-            where[a, b] = max(depth, where.get((a, b), 0.0))
-    kinds: tuple[tuple[dict[tuple[int, int], float], Severity, str, str], ...] = (
-        (inside, "warning", "overlap each other", "<exclude> for these two bodies, or thinner collision geoms"),
-        (outside, "note", "overlap in the world", "start higher, or raise the robot in the environment's reset"),
-    )
-    found, start = [], "qpos0" if home is None else "home"
-    for overlap, severity, what, advice in kinds:
-        if overlap:
-            worst = max(overlap.values())
-            couples = tuple("–".join(names(model, "geom", pair)) for pair in overlap)
-            text = f"{what} by up to {1000 * worst:.1f} mm at {start}, and are pushed apart from the start"
-            found.append(Finding(severity, "overlap at start", couples, text, advice))
-    return found
+    moves = model.body_weldid[model.geom_bodyid] > 0
+    deep = [one for one in data.contact if -one.dist > _DEEP and moves[one.geom].all()]
+    if not deep:
+        return []
+    couples = dict.fromkeys("–".join(names(model, "geom", one.geom)) for one in deep)
+    worst, start = -1000 * min(one.dist for one in deep), "qpos0" if home is None else "home"
+    what = f"overlap each other by up to {worst:.1f} mm at {start}, and are pushed apart from the start"
+    advice = "<exclude> for these two bodies, or thinner collision geoms"
+    return [Finding("warning", "overlap at start", tuple(couples), what, advice)]

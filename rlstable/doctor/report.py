@@ -27,9 +27,8 @@ def sections(report: Report) -> list[tuple[str, Table | Text]]:
 
 
 def _robot(robot: RobotFacts) -> list[tuple[str, Table | Text]]:
-    picture = {"picture": robot.picture} if robot.picture else {}
     return [
-        ("Model", _pairs([*robot.model.items(), *picture.items()])),
+        ("Model", _pairs([*robot.model.items()])),
         ("Joints", _rows(robot.joints)),
         ("Actuators", _rows(robot.actuators)),
         ("Task", _pairs([*robot.task.items()])),

@@ -40,9 +40,7 @@ def write_film(recorded: RecordedEpisodes, recording: Recording, path: Path, wid
             motion=none if recording.motion is None else recording.motion,
             title=f"{recorded.title}, {recording.name}", seconds=recorded.seconds, size=(width, height),
         )  # fmt: skip
-        most = _LEAST_SECONDS + _SECONDS_PER_SECOND * recorded.seconds * len(recording.rewards)
-        instead = ", or choose format=html, which needs none"
-        draw_with_opengl("rlstable.render.draw", folder, most, "format: no OpenGL for films", instead)
+        _draw_with_opengl(folder, _LEAST_SECONDS + _SECONDS_PER_SECOND * recorded.seconds * len(recording.rewards))
         write_atomically(path, (folder / "film.mp4").read_bytes())
 
 
@@ -64,14 +62,14 @@ def require_ffmpeg() -> None:
         ) from error
 
 
-def draw_with_opengl(module: str, folder: Path, most_seconds: float, message: str, instead: str = "") -> None:
-    """Runs `python -m <module> <folder>` with one OpenGL backend after another, until one draws.
+def _draw_with_opengl(folder: Path, most_seconds: float) -> None:
+    """Runs `rlstable.render.draw` with one OpenGL backend after another, until one draws.
 
-    Raises `ConfigError` if ffmpeg fails, or if no backend draws: `message` with all errors, the remedy, and `instead`.
+    Raises `ConfigError` if ffmpeg fails, or if no backend draws, with all errors and the remedy.
     """
     configured, errors = os.environ.get("MUJOCO_GL"), []
     for backend in (configured,) if configured else _OPENGL_BACKENDS:
-        command = [sys.executable, "-m", module, str(folder)]
+        command = [sys.executable, "-m", "rlstable.render.draw", str(folder)]
         env = {**os.environ, "MUJOCO_GL": backend}
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=most_seconds)
@@ -87,5 +85,7 @@ def draw_with_opengl(module: str, folder: Path, most_seconds: float, message: st
                 "ffmpeg, or choose format=html"
             )
         errors.append(f"{backend}: {error}")
-    found = "; ".join(errors)
-    raise ConfigError(f"{message} ({found}); install libegl1 or libosmesa6 (apt-get install libosmesa6){instead}")
+    raise ConfigError(
+        f"format: no OpenGL for films ({'; '.join(errors)}); install libegl1 or libosmesa6 "
+        "(apt-get install libosmesa6), or choose format=html, which needs none"
+    )

@@ -9,14 +9,7 @@ import pytest
 from models import arm, found, world
 
 from rlstable.config.run import EnvConfig
-from rlstable.doctor.lints import (
-    constraint_times,
-    lint,
-    overlaps,
-    solver,
-    springs_and_dampers,
-    unlimited_joints,
-)
+from rlstable.doctor.lints import lint, overlaps, springs_and_dampers, unlimited_joints
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 
@@ -74,53 +67,6 @@ def test_advised_armature_suffices() -> None:
     assert springs_and_dampers(arm(joint='damping="2.5e3" armature="1.51"', flags=loose)) == []
 
 
-BALL = """
-<geom name="floor" type="plane" size="1 1 1" solref="{0}"/>
-<body><freejoint/><geom name="ball" size="0.1" mass="1" solref="{0}" pos="0 0 1"/></body>"""
-
-
-@pytest.mark.parametrize(
-    ("solref", "timestep", "severity"),
-    [("0.02 1", 0.01, None), ("0.02 1", 0.02, "note"), ("0.003 1", 0.002, "warning"), ("-1e5 -100", 0.002, None)],
-)
-def test_constraint_time_is_compared_with_the_timestep(solref: str, timestep: float, severity: str | None) -> None:
-    model = world(BALL.format(solref))
-    model.opt.timestep = timestep
-    expected = [] if severity is None else [(severity, "constraint time", ("floor", "ball"))]
-    assert found(constraint_times(model)) == expected
-
-
-def test_geoms_that_nothing_can_touch_have_no_constraint_time() -> None:
-    bare = BALL.format('0.001 1" conaffinity="0')
-    pair = '<contact><pair geom1="floor" geom2="ball"/></contact>'
-    found_here = [found(constraint_times(world(bare, more=more))) for more in ("", pair)]
-    assert found_here == [[], [("warning", "constraint time", ("floor", "ball"))]]
-
-
-@needs_discrete
-def test_discrete_integrator_accepts_any_constraint_time() -> None:
-    assert constraint_times(arm(joint='solreflimit="0.001 1"', option=DISCRETE)) == []
-
-
-@pytest.mark.parametrize(
-    ("option", "severities"),
-    [
-        ('iterations="4" ls_iterations="8"', []),
-        ('iterations="100" ls_iterations="8"', ["note"]),
-        ('iterations="4" ls_iterations="8" solver="PGS"', ["error"]),
-        ('iterations="4" ls_iterations="8" integrator="implicit"', ["error"]),
-    ],
-)
-def test_solver_settings_that_mjx_handles_badly_are_found(option: str, severities: list[str]) -> None:
-    assert found(solver(arm(option=option))) == [(severity, "solver", ()) for severity in severities]
-
-
-def test_c_mujoco_has_the_solvers_that_mjx_lacks() -> None:
-    model = arm(option='iterations="4" ls_iterations="8" solver="PGS" integrator="implicit"')
-    checks = [[finding.check for finding in lint(model, engine)] for engine in ("mjx", "native")]
-    assert checks[0].count("solver") == 2 and "solver" not in checks[1]
-
-
 FLOOR = '<geom name="floor" type="plane" size="1 1 1"/>'
 LEG = """
 <body name="body" pos="0 0 {height}">
@@ -130,14 +76,14 @@ LEG = """
     <geom name="upper" type="capsule" size="0.05 0.2" pos="0 0 -0.2" mass="1"/>
     <body name="shin" pos="0 0 {reach}">
       <joint name="knee" axis="0 1 0" range="-1 1" limited="true"/>
-      <geom name="lower" type="capsule" size="0.05 0.2" pos="0 0 -0.2" mass="1" {shin}/>
+      <geom name="lower" type="capsule" size="0.05 0.2" pos="0 0 -0.2" mass="1"/>
     </body>
   </body>
 </body>"""
 
 
-def leg(height: float = 2.0, reach: float = -0.5, shin: str = "", more: str = ""):
-    return world(FLOOR + LEG.format(height=height, reach=reach, shin=shin), more=more)
+def leg(height: float = 2.0, reach: float = -0.5):
+    return world(FLOOR + LEG.format(height=height, reach=reach))
 
 
 @pytest.mark.parametrize("name", ["ant", "humanoid", "pusher", "walker2d"])
@@ -151,8 +97,7 @@ def test_overlap_of_geoms_at_the_start_is_found() -> None:
     assert overlaps(leg()) == []
     ((severity, check, (couple,)),) = found(overlaps(leg(reach=0.2)))
     assert (severity, check, set(couple.split("–"))) == ("warning", "overlap at start", {"lower", "torso"})
-    (finding,) = overlaps(leg(height=1.0))
-    assert finding.severity == "note" and "250.0 mm" in finding.what
+    assert overlaps(leg(height=1.0)) == []  # the floor is no part of the robot
 
 
 def test_unlimited_hinge_is_a_note() -> None:
