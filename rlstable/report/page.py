@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from rlstable.io.console import setting
 from rlstable.io.printed_commands import command
 from rlstable.policy.statistics import estimate, interquartile_mean
 from rlstable.report.episodes import episodes
 from rlstable.report.markup import code, coloured_ending, document, duration, number, swatch, table, text
 from rlstable.report.panels import CONTROLS, PANELS, curves, figure
-from rlstable.report.run_record import RunRecord, differences
-from rlstable.report.timeline import event_text, timeline
+from rlstable.report.run_record import RunRecord, differences, event_text
 from rlstable.supervise.diagnosis import LOSS_NOT_FINITE
 
 _LAST_EVENTS = 300
@@ -42,11 +40,10 @@ def page(records: Sequence[RunRecord], refresh: bool = False) -> str:
         _summary(records) if len(records) > 1 else _facts_of_one(records[0]),
         *map(_advice, records),
         watched,
+        _trips(records),
         _signs(records),
-        _changed_settings(records),
         _over_seeds(records) if of_seeds else _differences(records),
         curves(records, of_seeds),
-        _timelines(records),
         _incidents(records),
         _next_commands(records),
         *(_about(record, len(records) > 1) for record in records),
@@ -120,6 +117,17 @@ def _advice(record: RunRecord) -> str:
     return "".join(f'<p class="card" style="margin-top:12px">{note}</p>' for note in notes)
 
 
+def _trips(records: Sequence[RunRecord]) -> str:
+    """The trips of each guard, with their first and last step."""
+    items = []
+    for index, record in enumerate(records):
+        prefix = f"{_name(index, record)}: " if len(records) > 1 else ""
+        for guard, (count, first, last) in record.trips().items():
+            steps = f"step {first:,.0f}" if first == last else f"steps {first:,.0f} to {last:,.0f}"
+            items.append(f"<li>{prefix}<strong>{text(guard)}</strong>: {count:,.0f}, {steps}</li>")
+    return f"<h2>Guard trips</h2><ul>{''.join(items)}</ul>" if items else ""
+
+
 def _signs(records: Sequence[RunRecord]) -> str:
     """The signs of trouble, each once per run with its latest text."""
     items = []
@@ -138,17 +146,6 @@ def _signs(records: Sequence[RunRecord]) -> str:
             where = ", ".join(steps[:_STEPS_OF_SIGN])
             items.append(f"<li>{prefix}<strong>{text(sign)}</strong>, step {where}{more}: {text(said)}</li>")
     return f"<h2>Signs of trouble</h2><ul>{''.join(items)}</ul>" if items else ""
-
-
-def _changed_settings(records: Sequence[RunRecord]) -> str:
-    """Returns the settings that a resume changed."""
-    columns = ("key", "old", "new")
-    rows = [
-        [_name(index, record), f"{event.get('step', 0):,}", *(code(setting(event.get(column))) for column in columns)]
-        for index, record in enumerate(records)
-        for event in record.of_kind("configuration_changed")
-    ]
-    return "<h2>Changed settings</h2>" + table(["run", "step", *columns], rows, [1]) if rows else ""
 
 
 def _over_seeds(records: Sequence[RunRecord]) -> str:
@@ -179,17 +176,6 @@ def _next_commands(records: Sequence[RunRecord]) -> str:
         commands.append(command("play", record.folder / "export" / "policy.onnx") + " --video walk.mp4")
     commands.append(command("train", record.folder, "resume=") + " total_steps=<more>")
     return f'<h2>Next</h2><pre class="card scroll">{text(chr(10).join(commands))}</pre>'
-
-
-def _timelines(records: Sequence[RunRecord]) -> str:
-    end = max(record.steps for record in records)
-    drawn = {_name(index, record): timeline(record, end) for index, record in enumerate(records)}
-    found = [
-        f'<figure class="card scroll" style="margin-bottom:12px"><figcaption>{name}</figcaption>{svg}</figure>'
-        for name, svg in drawn.items()
-        if svg
-    ]
-    return "<h2>What happened</h2>" + "".join(found) if found else ""
 
 
 def _incidents(records: Sequence[RunRecord]) -> str:
