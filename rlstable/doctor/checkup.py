@@ -22,7 +22,8 @@ from rlstable.device import machine
 from rlstable.device.mesh import make_mesh
 from rlstable.device.mjx import uses_warp
 from rlstable.doctor import robot as look
-from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
+from rlstable.doctor import trial
+from rlstable.doctor.lints import SEVERITIES, Finding, Severity, overlaps, unlimited_joints
 from rlstable.doctor.robot import RobotFacts
 from rlstable.envs.mujoco_model import model_of
 from rlstable.io.versions import versions
@@ -103,9 +104,13 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     elif config.env.source == "robot":
         robot: Robot = cast(Any, env).unwrapped.robot
         looked, found = _robot(config.env, robot, notify)
-        findings += [*lint(model, engine, robot.home), *found]
+        findings += [*unlimited_joints(model), *overlaps(model, robot.home), *found]
     else:
-        findings += lint(model, engine)
+        findings += unlimited_joints(model)
+        if engine in ("mjx", "native"):  # Brax's own engines have other contacts
+            notify("simulating zero and random actions")
+            start = trial.of_model(model)
+            findings += overlaps(model) + trial.divergence(start, trial.trials(start))
     usage = None
     try:
         settings = config.supervise.memory

@@ -87,7 +87,7 @@ def examined(env: Any, /, monkeypatch: pytest.MonkeyPatch, compiles: bool = Fals
 def test_doctor_reports_physics_that_blows_up(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examined(Modelled(), monkeypatch)
     assert (report.verdict, report.exit_code) == ("not ready, with 1 error", 1)
-    assert report.findings[0].check == "stiffness"
+    assert report.findings[0].check == "time step"
 
 
 def test_doctor_reports_a_program_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_time_step_at_which_the_simulation_diverges_is_an_error_with_a_stable_on
     text = replaced(re.sub('forcerange="[^"]*"', "", QUADRUPED), ('kp="30" kv="0.5"', 'kp="300" kv="20"'))
     (finding,) = look.findings(*robot(tmp_path, text))
     assert (finding.severity, finding.check) == ("error", "time step")
-    assert finding.what.startswith("zero actions from home make the simulation diverge after 0.0")
+    assert finding.what.startswith("zero actions from the start make the simulation diverge after 0.0")
     assert finding.advice.startswith("timestep 0.002 s, which is stable here")
 
 
