@@ -63,19 +63,16 @@ class RobotEnv:
         self.lists = lists = Lists.of(task)
         every = lists.every()
         needs = {need for function in every.values() for need in terms.needs_of(function)}
-        try:
-            touching, sites = sorted({*terms.touching(every)}), sorted(terms.sites(every))
-            self._built = lambda task: Robot(path, task, touching, needs, sites)
-            self.robot = robot = self._built(task)
-        except ConfigError as error:
-            raise lists.named_in(error) from None
+        touching, sites = terms.touching(every), sorted(terms.sites(every))
+        self._built = lambda task: Robot(path, task, touching, needs, sites)
+        self.robot = robot = self._built(task)
         for key, functions in lists.keyed().items():
             terms.check_needs(robot, key, functions, lists.commands)
         self._tracks_feet = "feet" in needs
         self.observers = {"state": Observer(robot, f"{KEY}.observations", lists.observations, task.observations)}
-        if lists.critic:
+        if lists.critic_observations:
             key = f"{KEY}.critic_observations"
-            self.observers["privileged_state"] = Observer(robot, key, lists.critic, seen_by_critic(task))
+            self.observers["privileged_state"] = Observer(robot, key, lists.critic_observations, seen_by_critic(task))
         self.mjx_model = None if impl is None else _on_device(robot.model, impl, path)
         self.simulator: Simulator = MjxSimulator(robot.model, impl or "jax")
         self._weights = {name: config.weight for name, config in task.rewards.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -101,7 +102,7 @@ class Robot:
         self,
         path: str,
         task: TaskConfig,
-        touching: Collection[str] = (),
+        touching: Mapping[str, str] = MappingProxyType({}),
         needs: Collection[str] = (),
         sites: Collection[str] = (),
     ):

@@ -23,10 +23,6 @@ _SHARE = 0.01  # largest error of axes, and of places of geoms and sites as a sh
 _MEASURED = 0.05
 _S = np.diag(VECTOR.sign)
 
-_GEOM_FACTS = ("geom_friction", "geom_condim", "geom_priority", "geom_margin", "geom_solref", "geom_solimp")
-_ROUND = (mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_CYLINDER)
-_TURNED = (*_ROUND, mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_ELLIPSOID)
-
 
 def refused(what: str) -> ConfigError:
     return ConfigError(f"ppo.symmetry: {what}; mend the model or the task, or set ppo.symmetry=null")
@@ -121,44 +117,33 @@ class Pairs:
         return np.array([image[b] for b in range(model.nbody)])
 
     def _paired_geoms(self) -> np.ndarray:
-        model, data, image = self.model, self._home, np.arange(self.model.ngeom)
-        collide = model.geom_contype | model.geom_conaffinity
-        for geom in map(int, np.flatnonzero(collide)):
-            if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE:
-                normal = data.geom_xmat[geom].reshape(3, 3)[:, 2]
-                if abs(normal[1]) > _SHARE:
-                    raise refused(f"{self.named('geom', geom)} is a plane that leans sideways")
-                continue
-            target = self._mirrored(data.geom_xpos[geom])
-            body = int(self.bodies[model.geom_bodyid[geom]])
-            same = (model.geom_bodyid == body) & (collide > 0) & (model.geom_type == model.geom_type[geom])
-            found = [g for g in map(int, np.flatnonzero(same)) if self._coincide(geom, g, target)]
-            if not found or model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_HFIELD:
-                raise refused(f"{self.named('geom', geom)} of {self.named('body', body)} has no mirror image at home")
-            image[geom] = geom if geom in found else found[0]
+        """Mirror images of the geoms that can collide; a plane is its own."""
+        model, image = self.model, np.arange(self.model.ngeom)
+        for geom in np.flatnonzero(model.geom_contype | model.geom_conaffinity).tolist():
+            kind, body = model.geom_type[geom], self.bodies[model.geom_bodyid[geom]]
+            if kind != mujoco.mjtGeom.mjGEOM_PLANE:
+                same = np.flatnonzero((model.geom_bodyid == body) & (model.geom_type == kind))
+                found = self._at_image(self._home.geom_xpos, geom, same)
+                if found is None or kind == mujoco.mjtGeom.mjGEOM_HFIELD:
+                    what = f"{self.named('geom', geom)} of {self.named('body', int(body))}"
+                    raise refused(f"{what} has no mirror image at home")
+                image[geom] = found
         return image
-
-    def _coincide(self, geom: int, other: int, target: np.ndarray) -> bool:
-        """Whether a geom is where the mirror image of another must be, with its size, friction and orientation."""
-        model, data, kind = self.model, self._home, self.model.geom_type[geom]
-        turned = np.abs(data.geom_xmat[other].reshape(3, 3).T @ _S @ data.geom_xmat[geom].reshape(3, 3))
-        axes = turned[2:, 2:] if kind in _ROUND else turned
-        return (
-            float(np.linalg.norm(data.geom_xpos[other] - target)) <= _SHARE * self._size
-            and np.allclose(model.geom_size[geom], model.geom_size[other], atol=_SHARE * self._size)
-            and all(np.allclose(x[geom], x[other], rtol=_SHARE) for x in (getattr(model, key) for key in _GEOM_FACTS))
-            and (kind not in _TURNED or np.allclose(axes, np.eye(len(axes)), atol=0.1))
-        )
 
     def _paired_sites(self) -> np.ndarray:
         """Mirror images of sites; a site without one, such as that of an IMU beside the plane, is its own."""
-        model, data, image = self.model, self._home, np.arange(self.model.nsite)
+        model, image = self.model, np.arange(self.model.nsite)
         for site in range(model.nsite):
-            target = self._mirrored(data.site_xpos[site])
             same = np.flatnonzero(model.site_bodyid == self.bodies[model.site_bodyid[site]])
-            near = [s for s in same if np.linalg.norm(data.site_xpos[s] - target) <= _SHARE * self._size]
-            image[site] = site if not near or site in near else near[0]
+            found = self._at_image(self._home.site_xpos, site, same)
+            image[site] = site if found is None else found
         return image
+
+    def _at_image(self, places: np.ndarray, one: int, others: np.ndarray) -> int | None:
+        """The other part that is at the mirror image of a place, itself before others; None without one."""
+        apart = np.linalg.norm(places[others] - self._mirrored(places[one]), axis=1)
+        near = others[apart <= _SHARE * self._size].tolist()
+        return one if one in near else next(iter(near), None)
 
     def _paired_joints(self) -> tuple[np.ndarray, np.ndarray]:
         """Mirror images of joints, and the sign of each joint's position relative to home."""

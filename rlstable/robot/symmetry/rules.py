@@ -96,7 +96,7 @@ class Rules:
         if kind == "sensor":
             return self._of_sensor(key, int(self._robot.model.sensor(values["name"]).id))
         if kind in _INERTIAL:
-            return self._of_sensor(key, int(np.argmax(self._robot.model.sensor_type == _INERTIAL[kind])))
+            return self._of_sensor(key, self._robot.root_sensor(_INERTIAL[kind]))
         rules: dict[str, Callable[[], Reflection]] = {
             "vector": lambda: VECTOR,
             "axial": lambda: AXIAL,
