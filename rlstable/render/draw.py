@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -29,19 +28,10 @@ def main(folder: Path) -> None:
     width, height = map(int, episode["size"])
     encoding = {"fps": _FRAMES_PER_SECOND, "macro_block_size": 2, "quality": 8, "ffmpeg_log_level": "error"}
     writer = imageio_ffmpeg.write_frames(str(folder / "film.mp4"), (width, height), **encoding)
-    _encode(writer.send, None)
+    writer.send(None)
     for frame in frames(model, episode, width, height):
-        _encode(writer.send, np.ascontiguousarray(frame))
-    _encode(writer.close)
-
-
-def _encode(step: Callable[..., object], *args: object) -> None:
-    """Runs a step of encoding. Exits with `EX_IOERR` on an error, so that `film` knows that OpenGL works."""
-    try:
-        step(*args)
-    except Exception as error:  # imageio-ffmpeg raises errors of several types
-        print(" ".join(str(error).split()), file=sys.stderr)
-        sys.exit(os.EX_IOERR)
+        writer.send(np.ascontiguousarray(frame))
+    writer.close()
 
 
 def frames(model: mujoco.MjModel, episode: dict[str, np.ndarray], width: int, height: int) -> Iterator[np.ndarray]:
@@ -84,7 +74,7 @@ class Painter:
         self._camera.distance = framing.distance(width / height)
         self._model, self._renderer = model, mujoco.Renderer(model, height, width)
 
-    def paint(self, position: np.ndarray, target: np.ndarray, arrows: Iterable[np.ndarray] = ()) -> np.ndarray:
+    def paint(self, position: np.ndarray, target: np.ndarray, arrows: Iterable[np.ndarray]) -> np.ndarray:
         """The frame of generalized positions `[nq]` with a point `[3]` in its middle, `[height, width, 3]`.
 
         `arrows` are directions forward and sideways, `[2]` each, of arrows on the floor from the robot.

@@ -51,21 +51,12 @@ def require_ffmpeg() -> None:
             raise ConfigError(
                 f"format: a film needs {package}, which is not installed; {install('render')}, or choose format=html"
             )
-    import imageio_ffmpeg
-
-    try:
-        imageio_ffmpeg.get_ffmpeg_exe()
-    except RuntimeError as error:
-        raise ConfigError(
-            "format: mp4 needs ffmpeg, and imageio-ffmpeg has none for this machine; apt-get install ffmpeg, or choose "
-            "format=html"
-        ) from error
 
 
 def _draw_with_opengl(folder: Path, most_seconds: float) -> None:
     """Runs `rlstable.render.draw` with one OpenGL backend after another, until one draws.
 
-    Raises `ConfigError` if ffmpeg fails, or if no backend draws, with all errors and the remedy.
+    Raises `ConfigError` if no backend draws, or if ffmpeg fails, with all errors and the remedy.
     """
     configured, errors = os.environ.get("MUJOCO_GL"), []
     for backend in (configured,) if configured else _OPENGL_BACKENDS:
@@ -79,13 +70,8 @@ def _draw_with_opengl(folder: Path, most_seconds: float) -> None:
         if done.returncode == 0:
             return
         error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]
-        if done.returncode == os.EX_IOERR:
-            raise ConfigError(
-                f"format: ffmpeg could not encode the film ({error}); unset IMAGEIO_FFMPEG_EXE or set it to a working "
-                "ffmpeg, or choose format=html"
-            )
         errors.append(f"{backend}: {error}")
     raise ConfigError(
-        f"format: no OpenGL for films ({'; '.join(errors)}); install libegl1 or libosmesa6 "
-        "(apt-get install libosmesa6), or choose format=html, which needs none"
+        f"format: no film was drawn ({'; '.join(errors)}); it needs ffmpeg and OpenGL "
+        "(apt-get install ffmpeg libosmesa6), or choose format=html, which needs neither"
     )
