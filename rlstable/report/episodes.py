@@ -1,4 +1,4 @@
-"""The section of the report page about recorded episodes: links, and the newest recording in the page."""
+"""The section of the report page about recorded episodes: links to their pages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from rlstable.report.run_record import RunRecord
 _LINKS = 20  # of a run; the newest recordings
 
 
-def episodes(records: Sequence[RunRecord], opened: bool = False) -> str:
+def episodes(records: Sequence[RunRecord]) -> str:
     """The section about a run, or about the seeds of a run; empty without recordings.
 
-    The newest recording of one run is `opened` or folded away. Links are relative to the run folder, in which the page
-    lies by default. Other runs have no common folder.
+    Links are relative to the run folder, in which the page lies by default. Other runs have no common folder.
     """
     folders = [record.folder for record in records]
     base = folders[0] if len(folders) == 1 else folders[0].parent
@@ -31,25 +30,13 @@ def episodes(records: Sequence[RunRecord], opened: bool = False) -> str:
             older = f" and {len(pages) - _LINKS:,} older ones" if len(pages) > _LINKS else ""
             name = f"{swatch(index)}{text(record.name)}: " if len(records) > 1 else ""
             lists.append(f"<li>{name}{links}{older}</li>")
-    if not lists:
-        return ""
-    newest = _embedded(found[0][0], base, opened) if len(records) == 1 else ""
-    return f'<h2 id="episodes">Episodes</h2><ul class="episodes">{"".join(lists)}</ul>{newest}'
+    return f'<h2 id="episodes">Episodes</h2><ul class="episodes">{"".join(lists)}</ul>' if lists else ""
 
 
 def recordings(run_dir: Path) -> list[Path]:
     """Pages of recorded episodes: first the pages of `rlstable render`, then those of training, newest first."""
     pages = (run_dir / "episodes").glob("*.html")
     return sorted(pages, key=lambda path: (not path.stem.isdigit(), int(path.stem) if path.stem.isdigit() else 0))[::-1]
-
-
-def _embedded(page: Path, base: Path, opened: bool) -> str:
-    """A recording inside the page, without access to anything but itself."""
-    frame = f'<iframe sandbox="allow-scripts" data-src="{_address(page, base)}" title="recorded episode"></iframe>'
-    # Loaded when it is unfolded: the page of a running run loads itself again and again.
-    load = "const frame = this.querySelector('iframe'); if (this.open) frame.src = frame.dataset.src"
-    state = "open " * opened
-    return f'<details {state}ontoggle="{load}"><summary>watch {_name(page)}</summary>{frame}</details>'
 
 
 def _address(path: Path, base: Path) -> str:

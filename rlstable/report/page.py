@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def page(records: Sequence[RunRecord], refresh: bool = False) -> str:
     """
     of_seeds = len(records) > 1 and not differences(records).keys() - _SEED_KEYS
     title = records[0].name if len(records) == 1 else f"{len(records)} {'seeds' if of_seeds else 'runs'}"
-    watched = episodes(records, opened=not refresh)
+    watched = episodes(records)
     parts = [
         f"<h1>{text(title)}</h1>",
         f'<p class="sub">{_subtitle(records)}</p>',
@@ -40,8 +40,8 @@ def page(records: Sequence[RunRecord], refresh: bool = False) -> str:
         _summary(records) if len(records) > 1 else _facts_of_one(records[0]),
         *map(_advice, records),
         watched,
-        _trips(records),
-        _signs(records),
+        _listed("Guard trips", records, _trips),
+        _listed("Signs of trouble", records, _signs),
         _over_seeds(records) if of_seeds else _differences(records),
         curves(records, of_seeds),
         _incidents(records),
@@ -117,35 +117,36 @@ def _advice(record: RunRecord) -> str:
     return "".join(f'<p class="card" style="margin-top:12px">{note}</p>' for note in notes)
 
 
-def _trips(records: Sequence[RunRecord]) -> str:
+def _trips(record: RunRecord) -> Iterator[str]:
     """The trips of each guard, with their first and last step."""
-    items = []
-    for index, record in enumerate(records):
-        prefix = f"{_name(index, record)}: " if len(records) > 1 else ""
-        for guard, (count, first, last) in record.trips().items():
-            steps = f"step {first:,.0f}" if first == last else f"steps {first:,.0f} to {last:,.0f}"
-            items.append(f"<li>{prefix}<strong>{text(guard)}</strong>: {count:,.0f}, {steps}</li>")
-    return f"<h2>Guard trips</h2><ul>{''.join(items)}</ul>" if items else ""
+    for guard, (count, first, last) in record.trips().items():
+        steps = f"step {first:,.0f}" if first == last else f"steps {first:,.0f} to {last:,.0f}"
+        yield f"<strong>{text(guard)}</strong>: {count:,.0f}, {steps}"
 
 
-def _signs(records: Sequence[RunRecord]) -> str:
-    """The signs of trouble, each once per run with its latest text."""
-    items = []
-    for index, record in enumerate(records):
-        told = record.of_kind("sign", "sign_recovered")
-        for sign in dict.fromkeys(str(event.get("sign")) for event in told):
-            events = [event for event in told if str(event.get("sign")) == sign]
-            steps = [f"{event.get('step', 0):,}" for event in events if event["kind"] == "sign"]
-            more = f" and {len(steps) - _STEPS_OF_SIGN:,} more" if len(steps) > _STEPS_OF_SIGN else ""
-            if events[-1]["kind"] == "sign_recovered":
-                more += f", recovered at step {events[-1].get('step', 0):,}"
-            elif record.signs.get(sign, {}).get("lasts"):
-                more += ", to the end"
-            said = record.signs.get(sign, {}).get("text") or events[0].get("text")
-            prefix = f"{_name(index, record)}: " if len(records) > 1 else ""
-            where = ", ".join(steps[:_STEPS_OF_SIGN])
-            items.append(f"<li>{prefix}<strong>{text(sign)}</strong>, step {where}{more}: {text(said)}</li>")
-    return f"<h2>Signs of trouble</h2><ul>{''.join(items)}</ul>" if items else ""
+def _signs(record: RunRecord) -> Iterator[str]:
+    """The signs of trouble, each once with its latest text."""
+    told = record.of_kind("sign", "sign_recovered")
+    for sign in dict.fromkeys(str(event.get("sign")) for event in told):
+        events = [event for event in told if str(event.get("sign")) == sign]
+        steps = [f"{event.get('step', 0):,}" for event in events if event["kind"] == "sign"]
+        more = f" and {len(steps) - _STEPS_OF_SIGN:,} more" if len(steps) > _STEPS_OF_SIGN else ""
+        if events[-1]["kind"] == "sign_recovered":
+            more += f", recovered at step {events[-1].get('step', 0):,}"
+        elif record.signs.get(sign, {}).get("lasts"):
+            more += ", to the end"
+        said = record.signs.get(sign, {}).get("text") or events[0].get("text")
+        yield f"<strong>{text(sign)}</strong>, step {', '.join(steps[:_STEPS_OF_SIGN])}{more}: {text(said)}"
+
+
+def _listed(title: str, records: Sequence[RunRecord], lines: Callable[[RunRecord], Iterator[str]]) -> str:
+    """A list of lines about each run; empty without a line."""
+    items = [
+        f"<li>{_name(index, record) + ': ' if len(records) > 1 else ''}{line}</li>"
+        for index, record in enumerate(records)
+        for line in lines(record)
+    ]
+    return f"<h2>{title}</h2><ul>{''.join(items)}</ul>" if items else ""
 
 
 def _over_seeds(records: Sequence[RunRecord]) -> str:

@@ -86,16 +86,13 @@ class RunRecord:
     @property
     def warnings(self) -> list[tuple[str, str]]:
         """Names and texts of the warnings in `result.json`."""
-        value = (self.result or {}).get("warnings")
-        warnings = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+        warnings = (self.result or {}).get("warnings") or []
         return [(str(warning.get("name")), str(warning.get("text"))) for warning in warnings]
 
     @property
     def signs(self) -> dict[str, dict[str, Any]]:
         """Signs of trouble in `result.json`, by name."""
-        value = (self.result or {}).get("signs")
-        signs = value if isinstance(value, dict) else {}
-        return {name: sign for name, sign in signs.items() if isinstance(sign, dict)}
+        return (self.result or {}).get("signs") or {}
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event.get("kind") in kinds]

@@ -230,12 +230,7 @@ def test_pages_of_render_come_first_and_then_the_newest_recordings(record: RunRe
     assert "older" not in text
 
 
-def test_episode_in_the_page_of_a_running_run_is_loaded_when_the_user_unfolds_it(record: RunRecord) -> None:
-    write(record, "64.html")
-    assert "<details open " in page([record]) and "<details open " not in page([record], refresh=True)
-
-
-def test_browser_shows_the_newest_episode_inside_the_report(record: RunRecord) -> None:
+def test_browser_opens_the_newest_episode_from_the_report(record: RunRecord) -> None:
     body = '<body pos="0 0 1"><freejoint/><geom size="0.2"/></body>'
     model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
     positions = np.tile([0.0, 0, 1, 1, 0, 0, 0], (4, 1))
@@ -244,13 +239,6 @@ def test_browser_shows_the_newest_episode_inside_the_report(record: RunRecord) -
     report = record.folder / "report.html"
     report.write_text(page([record]))
     with opened(report, DESKTOP) as found:
-        assert found.page.locator("iframe").get_attribute("sandbox") == "allow-scripts"
-        found.page.locator("iframe").scroll_into_view_if_needed()  # a browser pauses frames outside of the window
-        frame = found.page.frame_locator("iframe")
-        frame.locator("#numbers", has_text="return").wait_for()
-        assert frame.locator("h1").inner_text() == "ball"
-        assert [Path(request).name for request in found.requests] == ["64.html"]
-        assert [text for text in found.complaints if "GPU stall" not in text and "software" not in text.lower()] == []
         with found.page.expect_navigation():
             found.page.get_by_role("link", name="step 64").click()
         found.page.locator("#numbers", has_text="return").wait_for()
