@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -144,37 +143,18 @@ def machine_of(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         "device": f"{jax.device_count()} x {first.platform}{kind}",
         "driver": " ".join(str(first.client.platform_version).split()),
-        "nvidia-smi": _nvidia(),
         "processor": f"{machine.name()}, {cores} {'core' if cores == 1 else 'cores'}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "settings": settings or "none that change results",
     }
 
 
-def _nvidia() -> str:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""  # not installed, or without a GPU or its driver
-    return "; ".join(line.strip() for line in answer.stdout.splitlines() if line.strip())
-
-
 def machine_findings(found: Mapping[str, str], robot_in_jax: bool) -> list[Finding]:
-    """Finds an NVIDIA GPU that JAX does not use, or that simulates a robot with MJX in JAX."""
-    if not found["nvidia-smi"]:
+    """Finds an NVIDIA GPU that simulates a robot with MJX in JAX."""
+    if not robot_in_jax or "NVIDIA" not in found["device"]:
         return []
-    if "gpu" in found["device"]:
-        if not robot_in_jax:
-            return []
-        what, advice = (
-            "MJX in JAX is slow for robots on an NVIDIA GPU",
-            f"MJX-Warp: {install('warp')}, and env.impl=auto",
-        )
-        return [Finding("note", "physics", (), what, advice)]
-    what = f"there is an NVIDIA GPU, but JAX computes on {found['device']}"
-    advice = f"{install('cuda12')}, and check that JAX_PLATFORMS does not hide the GPU"
-    return [Finding("warning", "device", (found["nvidia-smi"],), what, advice)]
+    what, advice = "MJX in JAX is slow for robots on an NVIDIA GPU", f"MJX-Warp: {install('warp')}, and env.impl=auto"
+    return [Finding("note", "physics", (), what, advice)]
 
 
 def _memory(
