@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,11 +11,10 @@ import jax
 from jax.sharding import Mesh
 
 from rlstable.compilation.xla import check_flags, enable_program_cache
-from rlstable.config import Config, ConfigError
+from rlstable.config import Config
 from rlstable.config.extras import install
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.run import EnvConfig
-from rlstable.config.schema import first_line
 from rlstable.device import machine
 from rlstable.device.mesh import make_mesh
 from rlstable.device.mjx import uses_warp
@@ -30,12 +28,6 @@ from rlstable.robot.model import Robot
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise import memory
 from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable
-
-# Settings that change arithmetic, determinism, memory or the choice of device.
-_VARIABLES = (
-    "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION",
-    "JAX_COMPILATION_CACHE_DIR", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +50,8 @@ class Report:
 
     task: str
     engine: str
-    machine: dict[str, str]  # devices, drivers, versions and settings, each a line
-    memory: Memory | None  # of training; None if the program could not be built
+    machine: dict[str, str]  # devices and versions, each a line
+    memory: Memory  # of training
     findings: tuple[Finding, ...]  # worst first
     robot: RobotFacts | None = None  # of a model file
 
@@ -92,7 +84,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         notify(f"compiled programs are not cached for training (compile_cache): {not_cached}")
     setup = TrainingSetup(config, mesh)
     env = setup.single
-    this_machine = machine_of(os.environ)
+    this_machine = machine_of()
     engine, model = setup.loaded.backend or "mjx", model_of(env)
     looked: RobotFacts | None = None
     in_jax = config.env.source == "robot" and not uses_warp(env)
@@ -110,16 +102,9 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
             notify("simulating zero and random actions")
             start = trial.of_model(model)
             findings += overlaps(model) + trial.divergence(start, trial.trials(start))
-    usage = None
-    try:
-        settings = config.supervise.memory
-        usage = _memory(config.ppo, settings.limit_gib, setup, mesh, compiles, notify)
-        findings += memory_findings(usage, settings.adapt)
-    except ConfigError:
-        raise
-    except Exception as error:  # any error here would also end training
-        what = f"the training program cannot be built: {type(error).__name__}: {first_line(error)}"
-        findings.append(Finding("error", "program", (), what, "python -m rlstable.train prints the traceback"))
+    settings = config.supervise.memory
+    usage = _memory(config.ppo, settings.limit_gib, setup, mesh, compiles, notify)
+    findings += memory_findings(usage, settings.adapt)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Report(config.env.name, engine, this_machine, usage, tuple(findings), looked)
 
@@ -134,18 +119,14 @@ def _robot(env: EnvConfig, robot: Robot, notify: Callable[[str], None]) -> tuple
     return look.facts(robot, task, file, page), look.findings(robot, task)
 
 
-def machine_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Facts about this machine, a line each, with those of the environment variables that change results."""
-    first = jax.devices()[0]
+def machine_of() -> dict[str, str]:
+    """Facts about this machine, a line each."""
+    first, cores = jax.devices()[0], machine.share_of_cores(1)
     kind = "" if first.device_kind == first.platform else f" ({first.device_kind})"
-    cores = machine.share_of_cores(1)
-    settings = ", ".join(f"{name}={environment[name]}" for name in _VARIABLES if name in environment)
     return {
         "device": f"{jax.device_count()} x {first.platform}{kind}",
-        "driver": " ".join(str(first.client.platform_version).split()),
         "processor": f"{machine.name()}, {cores} {'core' if cores == 1 else 'cores'}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
-        "settings": settings or "none that change results",
     }
 
 

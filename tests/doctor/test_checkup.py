@@ -11,7 +11,6 @@ from toys import PointMass, tiny_config
 from rlstable.config import ConfigError
 from rlstable.doctor.checkup import Memory, Report, examine, machine_findings, memory_findings
 from rlstable.doctor.lints import Finding
-from rlstable.doctor.report import sections
 from rlstable.envs.load import Loaded
 from rlstable.supervise.memory import Footprint
 
@@ -23,8 +22,8 @@ def usage(limit: int | None) -> Memory:
     return Memory(FOOTPRINT, 100, limit, per_environment=1)
 
 
-def report(*findings: Finding, memory: Memory | None = None) -> Report:
-    return Report("toy", "mjx", MACHINE, memory, findings)
+def report(*findings: Finding) -> Report:
+    return Report("toy", "mjx", MACHINE, usage(None), findings)
 
 
 def finding(severity: Any) -> Finding:
@@ -82,14 +81,6 @@ def test_doctor_reports_physics_that_blows_up(monkeypatch: pytest.MonkeyPatch) -
     report = examined(Modelled(), monkeypatch)
     assert (report.verdict, report.exit_code) == ("not ready, with 1 error", 1)
     assert report.findings[0].check == "time step"
-
-
-def test_doctor_reports_a_program_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = examined(Bad(), monkeypatch, compiles=True, env={"source": "brax", "name": "fast"})
-    assert report.exit_code == 1
-    assert report.findings[0].what == "the training program cannot be built: ValueError: no such actuator"
-    assert report.memory is None
-    assert sections(report)
 
 
 def test_doctor_raises_the_errors_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
