@@ -11,7 +11,6 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
 from rlstable.robot import actuators, files, geometry
-from rlstable.robot.joints import by_joint
 from rlstable.robot.terrain import Terrain
 
 # Names of what is added. The velocities are of the root body, in its own frame.
@@ -75,7 +74,7 @@ def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
         return qpos
     single = [j for j in range(model.njnt) if model.jnt_type[j] in _SINGLE]
     addresses = {str(model.joint(j).name): int(model.jnt_qposadr[j]) for j in single}
-    for name, position in by_joint("env.task.home", task.home, addresses).items():
+    for name, position in actuators.by_joint("env.task.home", task.home, addresses).items():
         qpos[addresses[name]] = position
     root = root_body(model, task.root)
     own = model.body_rootid[model.jnt_bodyid] == model.body_rootid[root]
