@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from rlstable.io.printed_commands import command
+from rlstable.io.run_folder import seed_folders
 from rlstable.policy.statistics import estimate, interquartile_mean
-from rlstable.report.episodes import episodes
 from rlstable.report.markup import code, coloured_ending, document, duration, number, swatch, table, text
 from rlstable.report.panels import CONTROLS, PANELS, curves, figure
 from rlstable.report.run_record import RunRecord, differences, event_text
@@ -20,6 +21,7 @@ from rlstable.supervise.diagnosis import LOSS_NOT_FINITE
 
 _LAST_EVENTS = 300
 _STEPS_OF_SIGN = 5
+_LINKS = 20  # to recordings of a run; the newest ones
 _SEED_KEYS = {"seed", "logging.wandb.name", "resume"}  # settings that differ between seeds of one run
 
 
@@ -164,6 +166,40 @@ def _differences(records: Sequence[RunRecord]) -> str:
     head = ["key", *(_name(index, record) for index, record in enumerate(records))]
     rows = [[code(key), *map(text, values)] for key, values in differences(records).items()]
     return "<h2>Differences in the configuration</h2>" + table(head, rows)
+
+
+def episodes(records: Sequence[RunRecord]) -> str:
+    """The section about a run, or about the seeds of a run; empty without recordings.
+
+    Links are relative to the run folder, in which the page lies by default. Other runs have no common folder.
+    """
+    folders = [record.folder for record in records]
+    base = folders[0] if len(folders) == 1 else folders[0].parent
+    if len(folders) > 1 and not set(folders) <= set(seed_folders(base)):
+        return ""
+    found = [recordings(folder) for folder in folders]
+    lists = []
+    for index, (record, pages) in enumerate(zip(records, found, strict=True)):
+        if pages:
+            links = ", ".join(f'<a href="{_address(path, base)}">{_step(path)}</a>' for path in pages[:_LINKS])
+            older = f" and {len(pages) - _LINKS:,} older ones" if len(pages) > _LINKS else ""
+            name = f"{_name(index, record)}: " if len(records) > 1 else ""
+            lists.append(f"<li>{name}{links}{older}</li>")
+    return f'<h2 id="episodes">Episodes</h2><ul class="episodes">{"".join(lists)}</ul>' if lists else ""
+
+
+def recordings(run_dir: Path) -> list[Path]:
+    """Pages of recorded episodes: first the pages of `rlstable render`, then those of training, newest first."""
+    pages = (run_dir / "episodes").glob("*.html")
+    return sorted(pages, key=lambda path: (not path.stem.isdigit(), int(path.stem) if path.stem.isdigit() else 0))[::-1]
+
+
+def _address(path: Path, base: Path) -> str:
+    return quote(path.relative_to(base).as_posix())
+
+
+def _step(path: Path) -> str:
+    return f"step {int(path.stem):,}" if path.stem.isdigit() else text(path.stem)
 
 
 def _next_commands(records: Sequence[RunRecord]) -> str:

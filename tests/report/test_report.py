@@ -22,8 +22,7 @@ from rlstable.render.episode import RecordedEpisodes, Recording
 from rlstable.render.page import page as page_of_episodes
 from rlstable.report import panels
 from rlstable.report.__main__ import main
-from rlstable.report.episodes import episodes, recordings
-from rlstable.report.page import page
+from rlstable.report.page import episodes, page, recordings
 from rlstable.report.panels import PANELS
 from rlstable.report.run_record import RunRecord, differences, read_record
 from rlstable.runner.loop import TrainingLoop
