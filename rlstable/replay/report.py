@@ -45,8 +45,7 @@ def compare(incident: Incident, outcomes: list[Outcome]) -> Report:
         **{outcome.engine: outcome.arrays for outcome in outcomes},
     }
     limits = limits_of(incident.config.guards)
-    bad = {name: find_bad_numbers(columns[name], limits) for name in (BEFORE, RUN)}
-    bad |= {outcome.engine: outcome.bad for outcome in outcomes}
+    bad = {name: find_bad_numbers(arrays, limits) for name, arrays in columns.items()}
     engines = [outcome.engine for outcome in outcomes]
     return Report(
         incident,
