@@ -13,18 +13,17 @@ from flax import struct
 from mujoco import mjx
 
 from rlstable.config import ConfigError
-from rlstable.device.trees import PyTree
+from rlstable.device.trees import Observation, PyTree
 from rlstable.envs.gymnasium_specs import spec_of
 from rlstable.envs.gymnasium_tasks import TASKS, Transition, View
 from rlstable.envs.simulator import MjxSimulator, Simulator
 
 
-@struct.dataclass
-class State:
-    """State of a task, with the fields of Playground's `mjx_env.State`."""
+class State(struct.PyTreeNode):
+    """State of one environment, also of a robot's task, with the fields of Playground's `mjx_env.State`."""
 
     data: PyTree
-    obs: jax.Array
+    obs: Observation
     reward: jax.Array
     done: jax.Array
     metrics: dict[str, jax.Array]
@@ -91,7 +90,7 @@ class GymnasiumEnv:
         step = Transition(self._view(state.data), self._view(data), ctrl, self.dt)
         parts, ended = self._task.judge(step)
         reward = jnp.sum(jnp.stack(list(parts.values())))
-        return state.replace(  # type: ignore[attr-defined]
+        return state.replace(
             data=data, obs=self._observe(step.after), reward=reward, done=ended.astype(reward.dtype), metrics=parts
         )
 
