@@ -9,6 +9,8 @@ from typing import Literal
 import mujoco
 import numpy as np
 
+from rlstable.robot.build import name_of
+
 Severity = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 _SINGLE = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
@@ -28,9 +30,8 @@ class Finding:
 
 
 def names(model: mujoco.MjModel, kind: str, indices: Iterable[int]) -> tuple[str, ...]:
-    """Names of elements of a `kind` of MuJoCo; an element without a name is `<kind> <index>`."""
-    object_type = getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}")
-    return tuple(mujoco.mj_id2name(model, object_type, int(i)) or f"{kind} {int(i)}" for i in indices)
+    """Names of elements of a kind, such as `joint`."""
+    return tuple(name_of(model, kind, int(i)) for i in indices)
 
 
 def short(value: float) -> str:

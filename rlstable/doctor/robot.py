@@ -138,7 +138,7 @@ def _task(robot: Robot, task: TaskConfig) -> dict[str, str]:
 
 def _foot(model: mujoco.MjModel, geoms: list[int]) -> str:
     first = model.geom(geoms[0])
-    one = first.name or model.body(int(first.bodyid[0])).name or build.geom_name(model, geoms[0])
+    one = first.name or model.body(int(first.bodyid[0])).name or build.name_of(model, "geom", geoms[0])
     return one if len(geoms) == 1 else f"{one} ({len(geoms)} geoms)"
 
 

@@ -245,7 +245,7 @@ def load(
         touched = {g for name in touching for g in geoms_of(model, name, touching[name])}
         standing = {g for foot in feet(model, qpos, root) for g in foot}
         for geom in sorted(touched | (standing if "feet" in needs else set())):
-            _add_contact_sensor(spec, geoms[geom], geom_name(model, geom))
+            _add_contact_sensor(spec, geoms[geom], name_of(model, "geom", geom))
         if task.physics.contacts == "feet":
             if not standing:
                 raise ConfigError("env.task.physics.contacts: the robot has no feet that touch the floor; set null")
@@ -294,16 +294,17 @@ def _free(spec: mujoco.MjSpec) -> None:
 
 def geoms_of(model: mujoco.MjModel, name: str, key: str = "geoms") -> list[int]:
     """The colliding geoms of a geom's or a body's name; a ConfigError of a key without one."""
-    geoms = geometry.colliding(model)
-    found = [g for g in geoms if name in (geom_name(model, g), model.body(model.geom_bodyid[g]).name)]
+    names = {g: (name_of(model, "geom", g), model.body(model.geom_bodyid[g]).name) for g in geometry.colliding(model)}
+    found = [geom for geom, own in names.items() if name in own]
     if not found:
-        known = sorted({model.body(model.geom_bodyid[g]).name for g in geoms} | {geom_name(model, g) for g in geoms})
-        raise ConfigError(f"{key}: no geom or body {name!r} of the model can collide; choose of {', '.join(known)}")
+        known = ", ".join(sorted({one for own in names.values() for one in own}))
+        raise ConfigError(f"{key}: no geom or body {name!r} of the model can collide; choose of {known}")
     return found
 
 
-def geom_name(model: mujoco.MjModel, geom: int) -> str:
-    return str(model.geom(geom).name) or f"geom{geom}"
+def name_of(model: mujoco.MjModel, kind: str, index: int) -> str:
+    """A name in the model, or kind and index of a part without a name."""
+    return str(getattr(model, kind)(index).name) or f"{kind}{index}"
 
 
 def _add_floor(spec: mujoco.MjSpec, model: mujoco.MjModel, qpos: np.ndarray, root: int) -> None:

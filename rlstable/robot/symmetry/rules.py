@@ -116,7 +116,7 @@ class Rules:
     def _image_of_geom(self, name: str) -> str:
         """The name of the mirror image of a geom, or of a body."""
         model = self._robot.model
-        names = [build.geom_name(model, geom) for geom in range(model.ngeom)]
+        names = [build.name_of(model, "geom", geom) for geom in range(model.ngeom)]
         if name in names:
             return names[self._pairs.image_of("geom", names.index(name))]
         return str(model.body(self._pairs.image_of("body", model.body(name).id)).name)
