@@ -18,8 +18,8 @@ from rlstable.robot.model import Robot
 VECTOR = Reflection.of_signs(1, -1, 1)  # a position, a velocity
 AXIAL = Reflection.of_signs(-1, 1, -1)  # an angular velocity
 _SHARE = 0.01  # largest error of axes, and of places of geoms and sites as a share of the robot's size
-# Largest error of centres of mass, ranges and gains. Files of robots differ by 2 to 4 % between left and right. Masses
-# and all else that changes the motion are compared by mirrored steps (mirror.py).
+# Largest error of centres of mass. Files of robots differ by 2 to 4 % between left and right. Masses and all else that
+# changes the motion are compared by mirrored steps (mirror.py).
 _MEASURED = 0.05
 _S = np.diag(VECTOR.sign)
 
@@ -46,9 +46,6 @@ class Pairs:
         self._origin = np.array([0.0, self._home.xpos[robot.root, 1], 0.0])
         apart = np.linalg.norm(self._home.xipos[1:] - self._home.xpos[robot.root], axis=1)
         self._size = max(robot.radius, float(apart.max(initial=1e-3)))
-        turned = self._home.xmat[robot.root].reshape(3, 3)
-        if robot.floating and not np.allclose(_S @ turned @ _S, turned, atol=_SHARE):
-            raise refused(f"{self.named('body', robot.root)} is turned or leans sideways at home")
         self.bodies = self._paired_bodies()
         self.geoms = self._paired_geoms()
         self.sites = self._paired_sites()
@@ -170,16 +167,7 @@ class Pairs:
                 pair = f"{self.named('joint', joint)} and {self.named('joint', other)}"
                 raise refused(f"the axes of {pair} are no mirror images at home")
             signs[joint] = np.sign(along)
-            mirrored = np.sort(signs[joint] * self._range(joint))
-            if not np.allclose(mirrored, self._range(other), atol=_MEASURED * float(np.ptp(mirrored))):
-                pair = f"{self.named('joint', joint)} and {self.named('joint', other)}"
-                raise refused(f"the ranges of {pair} are no mirror images")
         return order, signs
-
-    def _range(self, joint: int) -> np.ndarray:
-        """The limits of a joint relative to home; zeros without limits."""
-        home = self.robot.home[self.model.jnt_qposadr[joint]]
-        return np.asarray(self.model.jnt_range[joint] - home if self.model.jnt_limited[joint] else np.zeros(2))
 
     def _of_state(self, signs: np.ndarray) -> tuple[Reflection, Reflection]:
         """The reflections of positions and of velocities."""
