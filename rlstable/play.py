@@ -111,10 +111,7 @@ def load_policy(path: Path) -> tuple[Policy, dict[str, Any]]:
     if not path.is_file():
         raise Refused(f"there is no file {path}; rlstable export writes policy.onnx")
     onnxruntime.set_default_logger_severity(4)  # errors are exceptions, which become one line
-    try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has no public class of its errors
-        raise Refused(f"{path} cannot be read: {_line(error)}") from None
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     texts: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
     if "model_hash" not in texts:
         raise Refused(f"{path} has no contract of a robot; play is for policies that were trained with env=robot")
@@ -148,10 +145,7 @@ def load_model(path: Path, contract: Mapping[str, Any], any_model: bool = False)
     if wrong := trial(path):
         ends = {LATE: "", CRASHED: ": it is damaged, or attaches itself"}
         raise Refused(f"{path} {wrong}{ends.get(wrong, hint)}")
-    try:
-        own = mujoco.MjModel.from_binary_path(str(path)) if path.suffix == ".mjb" else _completed(path, contract)
-    except (ValueError, mujoco.FatalError) as error:
-        raise Refused(f"{path} cannot be read: {_line(error)}{hint}") from None
+    own = mujoco.MjModel.from_binary_path(str(path)) if path.suffix == ".mjb" else _completed(path, contract)
     content = np.empty(mujoco.mj_sizeModel(own), np.uint8)
     mujoco.mj_saveModel(own, None, content)
     if hashlib.sha256(content.tobytes()).hexdigest() != contract["model_hash"] and not any_model:
