@@ -22,7 +22,6 @@ from rlstable.supervise.incident import (
 
 BEFORE, RUN = "before", "in the run"
 _MAIN = ("action", "ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q", "reward", "done")
-_MOST_OTHERS = 5  # further bad arrays in the table
 
 
 class Report(NamedTuple):
@@ -134,7 +133,7 @@ def rows(report: Report) -> list[tuple[str, list[str]]]:
     names = in_causal_order(filled)
     main = [name for name in names if group(name) == "obs" or name.removeprefix(f"{name.split('/')[0]}/") in _MAIN]
     others = [one.array for name in report.columns for one in report.bad[name] if one.array not in main]
-    chosen = in_causal_order([*main, *list(dict.fromkeys(others))[:_MOST_OTHERS]])
+    chosen = in_causal_order([*main, *dict.fromkeys(others)])
     return [(name, [_cell(report, column, name) for column in report.columns]) for name in chosen]
 
 
