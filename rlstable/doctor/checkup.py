@@ -20,7 +20,7 @@ from rlstable.device.mesh import make_mesh
 from rlstable.device.mjx import uses_warp
 from rlstable.doctor import robot as look
 from rlstable.doctor import trial
-from rlstable.doctor.lints import SEVERITIES, Finding, Severity, overlaps, unlimited_joints
+from rlstable.doctor.lints import SEVERITIES, Finding, Severity, overlaps
 from rlstable.doctor.robot import RobotFacts
 from rlstable.envs.mujoco_model import model_of
 from rlstable.io.versions import versions
@@ -95,13 +95,11 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     elif config.env.source == "robot":
         robot: Robot = cast(Any, env).unwrapped.robot
         looked, found = _robot(config.env, robot, notify)
-        findings += [*unlimited_joints(model), *overlaps(model, robot.home), *found]
-    else:
-        findings += unlimited_joints(model)
-        if engine in ("mjx", "native"):  # Brax's own engines have other contacts
-            notify("simulating zero and random actions")
-            start = trial.of_model(model)
-            findings += overlaps(model) + trial.divergence(start, trial.trials(start))
+        findings += [*overlaps(model, robot.home), *found]
+    elif engine in ("mjx", "native"):  # Brax's own engines have other contacts
+        notify("simulating zero and random actions")
+        start = trial.of_model(model)
+        findings += overlaps(model) + trial.divergence(start, trial.trials(start))
     settings = config.supervise.memory
     usage = _memory(config.ppo, settings.limit_gib, setup, mesh, compiles, notify)
     findings += memory_findings(usage, settings.adapt)

@@ -1,4 +1,4 @@
-"""Findings of the doctor, and checks of a MuJoCo model before it is simulated: overlaps and joints without limits."""
+"""Findings of the doctor, and geoms of a MuJoCo model that overlap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rlstable.robot.build import name_of
 
 Severity = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-_SINGLE = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 
 _DEEP = 1e-3  # least reported overlap at the start, in metres
 
@@ -37,16 +36,6 @@ def names(model: mujoco.MjModel, kind: str, indices: Iterable[int]) -> tuple[str
 def short(value: float) -> str:
     """A number with three digits and without large powers of ten: `0.0125`, `2.8`, `1,400`."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def unlimited_joints(model: mujoco.MjModel) -> list[Finding]:
-    """Finds hinges and slides without limits, except the joints that move a base in the plane."""
-    single = np.isin(model.jnt_type, _SINGLE)
-    base = (model.body_parentid[model.jnt_bodyid] == 0) & (model.body_jntnum[model.jnt_bodyid] > 1)
-    free = np.flatnonzero(single & ~model.jnt_limited.astype(bool) & ~base)
-    what = "no limit: the position and its observation can grow without bound"
-    advice = "range, if the joint is not a wheel; for a wheel observe sine and cosine, or only the velocity"
-    return [Finding("note", "unlimited joint", names(model, "joint", free), what, advice)] if free.size else []
 
 
 def overlaps(model: mujoco.MjModel, home: np.ndarray | None = None) -> list[Finding]:

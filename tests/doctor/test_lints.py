@@ -1,4 +1,4 @@
-"""Checks of a model: simulations that diverge, overlaps, joints without limits."""
+"""Checks of a model: simulations that diverge, and overlaps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from models import arm, found, world
 
 from rlstable.config.run import EnvConfig
 from rlstable.doctor import trial
-from rlstable.doctor.lints import overlaps, unlimited_joints
+from rlstable.doctor.lints import overlaps
 from rlstable.envs.load import load_env
 from rlstable.envs.mujoco_model import model_of
 
@@ -72,12 +72,3 @@ def test_overlap_of_geoms_at_the_start_is_found() -> None:
     ((severity, check, (couple,)),) = found(overlaps(leg(reach=0.2)))
     assert (severity, check, set(couple.split("–"))) == ("warning", "overlap at start", {"lower", "torso"})
     assert overlaps(leg(height=1.0)) == []  # the floor is no part of the robot
-
-
-def test_unlimited_hinge_is_a_note() -> None:
-    assert unlimited_joints(arm(kind="hinge")) == []
-    wheel = arm(kind="hinge")
-    wheel.jnt_limited[:] = False
-    assert found(unlimited_joints(wheel)) == [("note", "unlimited joint", ("j",))]
-    cart = '<body><joint type="slide" axis="1 0 0"/><joint type="hinge" axis="0 1 0"/><geom size="0.1"/></body>'
-    assert unlimited_joints(world(cart)) == []
