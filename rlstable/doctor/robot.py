@@ -62,7 +62,7 @@ def draw(robot: Robot, path: Path) -> None:
 def _model(robot: Robot, file: str, page: Path) -> dict[str, str]:
     model = robot.model
     moving = [body for body in range(model.nbody) if not geometry.is_static(model, body)]
-    own = [i for i in range(model.nsensor) if not model.sensor(i).name.startswith("rlstable_")]
+    own = _own(model, "sensor")
     kinds = [mujoco.mjtSensor(model.sensor_type[i]).name.removeprefix(_SENSOR).lower() for i in own]
     many = {kind: f"{count} {kind}" for kind, count in Counter(kinds).items() if count > _FEW}
     named = zip(names(model, "sensor", own), kinds, strict=True)
@@ -73,7 +73,7 @@ def _model(robot: Robot, file: str, page: Path) -> dict[str, str]:
         "time step": f"{model.opt.timestep:g} s, {mujoco.mjtIntegrator(model.opt.integrator).name[6:].lower()}",
         "sensors": ", ".join(sensors) or "none",
         "keyframes": ", ".join(names(model, "key", range(model.nkey))) or "none",
-        "sites": ", ".join(_sites(robot)) or "none",
+        "sites": ", ".join(names(model, "site", _own(model, "site"))) or "none",
         "page": str(page),
     }
 
@@ -151,10 +151,10 @@ def _reaching(robot: Robot) -> str:
     return name if robot.reaches(site) else "none that the joints move"
 
 
-def _sites(robot: Robot) -> list[str]:
-    model = robot.model
-    own = [i for i in range(model.nsite) if not model.site(i).name.startswith("rlstable_")]
-    return list(names(model, "site", own))
+def _own(model: mujoco.MjModel, kind: str) -> list[int]:
+    """Parts of the model that the task has not added."""
+    parts = range(getattr(model, f"n{kind}"))
+    return [i for i in parts if not getattr(model, kind)(i).name.startswith("rlstable_")]
 
 
 # --- findings
