@@ -15,7 +15,7 @@ import numpy as np
 
 from rlstable.config.curriculum import Curriculum
 from rlstable.config.robot import TaskConfig
-from rlstable.robot import actions, build, commands, terms
+from rlstable.robot import actions, build, commands, observations, terms
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Observer, Part
@@ -27,10 +27,6 @@ _CONVERTED = (
     "gaintype", "biastype", "dyntype", "ctrlspec", "ctrllimited", "forcelimited", "gainprm", "biasprm", "dynprm",
     "gear", "ctrlrange", "forcerange",
 )  # fmt: skip
-_SENSOR_OF = {
-    "gyro": mujoco.mjtSensor.mjSENS_GYRO,
-    "accelerometer": mujoco.mjtSensor.mjSENS_ACCELEROMETER,
-}
 
 
 def contract(env: RobotEnv, key: str = "state") -> Entry:
@@ -108,8 +104,8 @@ def _sources(robot: Robot, term: str, parameters: Entry) -> Entry:
         return {"joints": [joint.name for joint in robot.joints if joint.turns]}
     if term in ("site_position", "site_to_target"):
         return {"site": build.name_of(model, "site", robot.site(parameters["site"]))}
-    if term in _SENSOR_OF:
-        return {"sensors": [[build.name_of(model, "sensor", robot.root_sensor(_SENSOR_OF[term]))]]}
+    if term in observations.INERTIAL:
+        return {"sensors": [[build.name_of(model, "sensor", robot.root_sensor(observations.INERTIAL[term]))]]}
     if term == "linear_velocity":
         return {"sensors": [[build.LINEAR_VELOCITY]]}
     if term == "sensor":

@@ -35,6 +35,7 @@ class Pairs:
         bodies: Mirror image of each body; `joints`, `geoms` and `sites` likewise.
         dofs: Reflection of velocities, `[nv]`.
         actuators: Reflection of changes of the controls from home, and so of actions.
+        images: Mirror images of parts by the number of their kind, `mjtObj`.
     """
 
     def __init__(self, robot: Robot):
@@ -52,17 +53,13 @@ class Pairs:
         self.joints, signs = self._paired_joints()
         self._qpos, self.dofs = self._of_state(signs)
         self.actuators = self._paired_actuators()
+        kinds = {"BODY": self.bodies, "XBODY": self.bodies, "JOINT": self.joints, "GEOM": self.geoms}
+        kinds |= {"SITE": self.sites, "ACTUATOR": self.actuators.order}
+        self.images = {int(getattr(mujoco.mjtObj, f"mjOBJ_{kind}")): images for kind, images in kinds.items()}
 
     def named(self, kind: str, index: int) -> str:
         """A part in an error line, `joint left_knee`."""
         return f"{kind} {getattr(self.model, kind)(index).name or index}"
-
-    def image_of(self, kind: str, index: int) -> int:
-        """The mirror image of a part."""
-        return {
-            "body": self.bodies, "joint": self.joints, "geom": self.geoms, "site": self.sites,
-            "actuator": self.actuators.order,
-        }.get(kind, np.arange(index + 1))[index].item()  # fmt: skip
 
     def of_joints(self, limited: bool = False, turning: bool = False) -> Reflection:
         """Reflection of the robot's joints, of positions relative to home or velocities: all, or one kind of them."""
