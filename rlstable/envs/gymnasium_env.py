@@ -70,10 +70,6 @@ class GymnasiumEnv:
     def action_size(self) -> int:
         return int(self.mj_model.nu)
 
-    @property
-    def observation_size(self) -> int:
-        return int(jax.eval_shape(self.reset, jax.random.PRNGKey(0)).obs.shape[-1])
-
     def reset(self, rng: jax.Array) -> State:
         blank = View(self.mj_model, None, self._arguments, first=True)
         qpos, qvel = self._task.draw(blank, rng)
