@@ -40,7 +40,7 @@ def built(task: str, path: Path | str, *words: str, **more: Any) -> Robot:
 @functools.cache
 def robot(model: str, *needs: str, touching: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> Robot:
     env = config("robot", model, *words).env
-    return Robot(env.xml, env.task, touching, needs)
+    return Robot(env.xml, env.task, dict.fromkeys(touching, "geoms"), needs)
 
 
 def saved(folder: Path, text: str) -> Path:

@@ -22,11 +22,11 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6500, "run": 14_076, "apps": 11_268}
+BUDGETS = {"core": 6500, "run": 14_076, "apps": 10_553}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 15
-OTHERS = {"scripts": 3910, "tests": 29_725}
-DOCS = 4717  # lines of Markdown
+OTHERS = {"scripts": 3910, "tests": 29_540}
+DOCS = 4709  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:

@@ -6,7 +6,6 @@ if training would fail, 2 for an error in the configuration.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +22,12 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _arguments(argv)
+    parser = command.parser(
+        "doctor", "Examines device, memory and physics before a run, and reports problems.", _EPILOG
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for rlstable.train")
+    parser.add_argument("--no-compile", action="store_true", help="skip the memory estimate, which compiles")
+    args = parser.parse_intermixed_args(argv)
     with command.working():
         from rlstable.cli.compose import compose
 
@@ -38,19 +42,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         show(report)
     sys.exit(report.exit_code)
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = command.parser(
-        "doctor",
-        "Examines device, memory and physics before a run, and reports problems.",
-        _EPILOG,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for rlstable.train")
-    parser.add_argument(
-        "--no-compile", action="store_true", help="skip the checks that compile: memory estimate and reach of actuators"
-    )
-    return parser.parse_intermixed_args(argv)
 
 
 def show(report: Any) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -13,17 +11,16 @@ import jax
 from jax.sharding import Mesh
 
 from rlstable.compilation.xla import check_flags, enable_program_cache
-from rlstable.config import Config, ConfigError
+from rlstable.config import Config
 from rlstable.config.extras import install
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.run import EnvConfig
-from rlstable.config.schema import first_line
 from rlstable.device import machine
 from rlstable.device.mesh import make_mesh
 from rlstable.device.mjx import uses_warp
 from rlstable.doctor import robot as look
-from rlstable.doctor.lints import SEVERITIES, Finding, Severity, lint
-from rlstable.doctor.playing import actuator_reach
+from rlstable.doctor import trial
+from rlstable.doctor.lints import SEVERITIES, Finding, Severity, overlaps
 from rlstable.doctor.robot import RobotFacts
 from rlstable.envs.mujoco_model import model_of
 from rlstable.io.versions import versions
@@ -31,14 +28,6 @@ from rlstable.robot.model import Robot
 from rlstable.runner.setup import TrainingSetup
 from rlstable.supervise import memory
 from rlstable.supervise.memory import FULL, TIGHT, Footprint, bytes_of, readable
-
-# Settings that change arithmetic, determinism, memory or the choice of device.
-_VARIABLES = (
-    "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION",
-    "JAX_COMPILATION_CACHE_DIR", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION",
-)  # fmt: skip
-
-_PICTURES = Path("runs/doctor")  # folder of the pictures of robots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +50,8 @@ class Report:
 
     task: str
     engine: str
-    machine: dict[str, str]  # devices, drivers, versions and settings, each a line
-    memory: Memory | None  # of training; None if the program could not be built
+    machine: dict[str, str]  # devices and versions, each a line
+    memory: Memory  # of training
     findings: tuple[Finding, ...]  # worst first
     robot: RobotFacts | None = None  # of a model file
 
@@ -95,7 +84,7 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         notify(f"compiled programs are not cached for training (compile_cache): {not_cached}")
     setup = TrainingSetup(config, mesh)
     env = setup.single
-    this_machine = machine_of(os.environ)
+    this_machine = machine_of()
     engine, model = setup.loaded.backend or "mjx", model_of(env)
     looked: RobotFacts | None = None
     in_jax = config.env.source == "robot" and not uses_warp(env)
@@ -106,79 +95,45 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
     elif config.env.source == "robot":
         robot: Robot = cast(Any, env).unwrapped.robot
         looked, found = _robot(config.env, robot, notify)
-        findings += [*lint(model, engine, robot.home), *found]
-    else:
-        findings += lint(model, engine)
-    usage = None
-    try:
-        settings = config.supervise.memory
-        usage = _memory(config.ppo, settings.limit_gib, setup, mesh, compiles, notify)
-        findings += memory_findings(usage, settings.adapt)
-        if compiles and model is not None and looked is None:  # a robot's task scales the actions
-            notify("playing the least and the greatest action, for the reach of actuators")
-            findings += actuator_reach(env, model)
-    except ConfigError:
-        raise
-    except Exception as error:  # any error here would also end training
-        what = f"the training program cannot be built: {type(error).__name__}: {first_line(error)}"
-        findings.append(Finding("error", "program", (), what, "python -m rlstable.train prints the traceback"))
+        findings += [*overlaps(model, robot.home), *found]
+    elif engine in ("mjx", "native"):  # Brax's own engines have other contacts
+        notify("simulating zero and random actions")
+        start = trial.of_model(model)
+        findings += overlaps(model) + trial.divergence(start, trial.trials(start))
+    settings = config.supervise.memory
+    usage = _memory(config.ppo, settings.limit_gib, setup, mesh, compiles, notify)
+    findings += memory_findings(usage, settings.adapt)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Report(config.env.name, engine, this_machine, usage, tuple(findings), looked)
 
 
 def _robot(env: EnvConfig, robot: Robot, notify: Callable[[str], None]) -> tuple[RobotFacts, list[Finding]]:
-    """Facts and findings about a robot, and its picture in the folder of the doctor."""
+    """Facts and findings about a robot, and a page that shows the robot at home."""
     task, file = env.task, env.xml
     assert task is not None and file is not None  # of a robot
     notify("simulating zero and random actions, and drawing the robot at home")
-    facts, found = look.facts(robot, task, file), look.findings(robot, task)
-    try:
-        path = look.picture(robot, _PICTURES / Path(file).stem)
-    except ConfigError as error:
-        return facts, [*found, look.no_picture(error)]
-    return dataclasses.replace(facts, picture=str(path)), found
+    page = Path("runs", "doctor", Path(file).stem, "home.html")
+    look.draw(robot, page)
+    return look.facts(robot, task, file, page), look.findings(robot, task)
 
 
-def machine_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Facts about this machine, a line each, with those of the environment variables that change results."""
-    first = jax.devices()[0]
+def machine_of() -> dict[str, str]:
+    """Facts about this machine, a line each."""
+    first, cores = jax.devices()[0], machine.share_of_cores(1)
     kind = "" if first.device_kind == first.platform else f" ({first.device_kind})"
-    cores = machine.share_of_cores(1)
-    settings = ", ".join(f"{name}={environment[name]}" for name in _VARIABLES if name in environment)
     return {
         "device": f"{jax.device_count()} x {first.platform}{kind}",
-        "driver": " ".join(str(first.client.platform_version).split()),
-        "nvidia-smi": _nvidia(),
         "processor": f"{machine.name()}, {cores} {'core' if cores == 1 else 'cores'}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
-        "settings": settings or "none that change results",
     }
 
 
-def _nvidia() -> str:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""  # not installed, or without a GPU or its driver
-    return "; ".join(line.strip() for line in answer.stdout.splitlines() if line.strip())
-
-
 def machine_findings(found: Mapping[str, str], robot_in_jax: bool) -> list[Finding]:
-    """Finds an NVIDIA GPU that JAX does not use, or that simulates a robot with MJX in JAX."""
-    if not found["nvidia-smi"]:
+    """Finds an NVIDIA GPU that simulates a robot with MJX in JAX."""
+    if not robot_in_jax or "NVIDIA" not in found["device"]:
         return []
-    if "gpu" in found["device"]:
-        if not robot_in_jax:
-            return []
-        what, advice = (
-            "MJX in JAX is slow for robots on an NVIDIA GPU",
-            f"MJX-Warp: {install('warp')}, and env.impl=auto",
-        )
-        return [Finding("note", "physics", (), what, advice)]
-    what = f"there is an NVIDIA GPU, but JAX computes on {found['device']}"
-    advice = f"{install('cuda12')}, and check that JAX_PLATFORMS does not hide the GPU"
-    return [Finding("warning", "device", (found["nvidia-smi"],), what, advice)]
+    what, advice = "MJX in JAX is slow for robots on an NVIDIA GPU", f"MJX-Warp: {install('warp')}, and env.impl=auto"
+    return [Finding("note", "physics", (), what, advice)]
 
 
 def _memory(

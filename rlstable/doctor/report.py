@@ -20,16 +20,15 @@ _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 def sections(report: Report) -> list[tuple[str, Table | Text]]:
     return [
         *(_robot(report.robot) if report.robot else []),
-        ("Machine", _pairs([(name, line) for name, line in report.machine.items() if line])),
+        ("Machine", _pairs([*report.machine.items()])),
         ("Memory", _memory(report.memory)),
         (f"Findings ({report.task}, {report.engine})", _findings(report)),
     ]
 
 
 def _robot(robot: RobotFacts) -> list[tuple[str, Table | Text]]:
-    picture = {"picture": robot.picture} if robot.picture else {}
     return [
-        ("Model", _pairs([*robot.model.items(), *picture.items()])),
+        ("Model", _pairs([*robot.model.items()])),
         ("Joints", _rows(robot.joints)),
         ("Actuators", _rows(robot.actuators)),
         ("Task", _pairs([*robot.task.items()])),
@@ -52,9 +51,7 @@ def _rows(rows: Sequence[Mapping[str, str | float | None]]) -> Table:
     return table
 
 
-def _memory(memory: Memory | None) -> Table:
-    if memory is None:
-        return _pairs([("", "unknown, because the training program cannot be built")])
+def _memory(memory: Memory) -> Table:
     limit = "unknown" if memory.limit is None else readable(memory.limit)
     rows = [("training", "not estimated")]
     if memory.needed is not None and memory.footprint is not None:

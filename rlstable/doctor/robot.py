@@ -13,7 +13,10 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
 from rlstable.doctor import trial
-from rlstable.doctor.lints import Finding, inverse_masses, names, short
+from rlstable.doctor.lints import Finding, names
+from rlstable.io.files import write_atomically
+from rlstable.render.episode import RecordedEpisodes, Recording
+from rlstable.render.page import page as page_of
 from rlstable.robot import actions, actuators, build, commands, geometry
 from rlstable.robot.model import Robot
 
@@ -21,7 +24,6 @@ Cell = str | float | None
 _JOINTS = {int(kind): kind.name.removeprefix("mjJNT_").lower() for kind in mujoco.mjtJoint.__members__.values()}
 _SENSOR, _FEW = "mjSENS_", 4  # more sensors of a kind are counted, not named
 _FLOATS = 0.03  # metres between the feet and the floor at home from which the robot falls
-_JUMP = 20.0  # rad/s or m/s by which the largest force of an actuator moves a joint in one time step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,41 +34,35 @@ class RobotFacts:
     joints: list[dict[str, Cell]]
     actuators: list[dict[str, Cell]]
     task: dict[str, str]
-    picture: str | None = None
 
 
-def facts(robot: Robot, task: TaskConfig, file: str) -> RobotFacts:
+def facts(robot: Robot, task: TaskConfig, file: str, page: Path) -> RobotFacts:
     scales = actions.scales(robot, task.actions)
     rows = [_actuator(robot, i, float(scale)) for i, scale in enumerate(scales.max(axis=0))]
     joints = [_joint(robot, j) for j in range(robot.model.njnt)]
-    return RobotFacts(_model(robot, file), joints, rows, _task(robot, task))
+    return RobotFacts(_model(robot, file, page), joints, rows, _task(robot, task))
 
 
 def findings(robot: Robot, task: TaskConfig) -> list[Finding]:
     """Findings at home, in the actuators, and in a few simulated seconds."""
-    static = (
-        *_home(robot, task), *_floor(robot), *_control_ranges(robot), *_passive(robot), *_light_joints(robot),
-        *_balls(robot),
-    )  # fmt: skip
+    static = (*_home(robot, task), *_floor(robot), *_control_ranges(robot), *_passive(robot), *_balls(robot))
     return [*static, *trial.findings(robot, task)]
 
 
-def picture(robot: Robot, folder: Path) -> Path:
-    """Writes a picture of the robot at home; a ConfigError without OpenGL or without the extra `render`."""
-    from rlstable.render.picture import write_picture
-
-    path = folder / "home.png"
-    write_picture(robot.model, robot.home, path)
-    return path
+def draw(robot: Robot, path: Path) -> None:
+    """Writes a page with the robot at home, which a browser can turn."""
+    home = Recording("home", robot.home[None], np.zeros(0), aborted=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page_of(RecordedEpisodes(path.parent.name, robot.model, robot.control_dt, (home,))))
 
 
 # --- tables
 
 
-def _model(robot: Robot, file: str) -> dict[str, str]:
+def _model(robot: Robot, file: str, page: Path) -> dict[str, str]:
     model = robot.model
     moving = [body for body in range(model.nbody) if not geometry.is_static(model, body)]
-    own = [i for i in range(model.nsensor) if not model.sensor(i).name.startswith("rlstable_")]
+    own = _own(model, "sensor")
     kinds = [mujoco.mjtSensor(model.sensor_type[i]).name.removeprefix(_SENSOR).lower() for i in own]
     many = {kind: f"{count} {kind}" for kind, count in Counter(kinds).items() if count > _FEW}
     named = zip(names(model, "sensor", own), kinds, strict=True)
@@ -77,7 +73,8 @@ def _model(robot: Robot, file: str) -> dict[str, str]:
         "time step": f"{model.opt.timestep:g} s, {mujoco.mjtIntegrator(model.opt.integrator).name[6:].lower()}",
         "sensors": ", ".join(sensors) or "none",
         "keyframes": ", ".join(names(model, "key", range(model.nkey))) or "none",
-        "sites": ", ".join(_sites(robot)) or "none",
+        "sites": ", ".join(names(model, "site", _own(model, "site"))) or "none",
+        "page": str(page),
     }
 
 
@@ -141,7 +138,7 @@ def _task(robot: Robot, task: TaskConfig) -> dict[str, str]:
 
 def _foot(model: mujoco.MjModel, geoms: list[int]) -> str:
     first = model.geom(geoms[0])
-    one = first.name or model.body(int(first.bodyid[0])).name or build.geom_name(model, geoms[0])
+    one = first.name or model.body(int(first.bodyid[0])).name or build.name_of(model, "geom", geoms[0])
     return one if len(geoms) == 1 else f"{one} ({len(geoms)} geoms)"
 
 
@@ -154,10 +151,10 @@ def _reaching(robot: Robot) -> str:
     return name if robot.reaches(site) else "none that the joints move"
 
 
-def _sites(robot: Robot) -> list[str]:
-    model = robot.model
-    own = [i for i in range(model.nsite) if not model.site(i).name.startswith("rlstable_")]
-    return list(names(model, "site", own))
+def _own(model: mujoco.MjModel, kind: str) -> list[int]:
+    """Parts of the model that the task has not added."""
+    parts = range(getattr(model, f"n{kind}"))
+    return [i for i in parts if not getattr(model, kind)(i).name.startswith("rlstable_")]
 
 
 # --- findings
@@ -225,24 +222,3 @@ def _balls(robot: Robot) -> Iterator[Finding]:
         what = "ball joints are in no joint term, so that the policy does not see them"
         advice = "three hinges in their place, or a framequat sensor of the body and the observation term sensor"
         yield Finding("warning", "ball joint", found, what, advice)
-
-
-def _light_joints(robot: Robot) -> Iterator[Finding]:
-    """Joints whose inertia is too small for the largest force of their actuator."""
-    model, step = robot.model, robot.model.opt.timestep
-    inverse = 1 / (1 / inverse_masses(model) + step * model.dof_damping)
-    jumps = {}
-    for i, actuator in enumerate(robot.actuators):
-        found = [joint for joint in robot.joints if joint.name == actuator.joint]
-        if found and (actuator.kind == "torque" or model.actuator_forcelimited[i]):
-            jumps[found[0].name] = _torque(robot, i) * inverse[found[0].dof] * step
-    bad = {name: jump for name, jump in jumps.items() if jump > _JUMP}
-    if bad:
-        what = f"the largest force changes the speed by {short(max(bad.values()))} rad/s or m/s in one time step"
-        advice = "armature (a geared motor has 0.005 to 0.1), the true mass and inertia, or a smaller force range"
-        yield Finding("warning", "inertia", tuple(bad), what, advice)
-
-
-def no_picture(error: ConfigError) -> Finding:
-    what, _, advice = str(error).removeprefix("picture: ").rpartition("; ")
-    return Finding("note", "picture", (), what, advice)

@@ -13,18 +13,17 @@ from flax import struct
 from mujoco import mjx
 
 from rlstable.config import ConfigError
-from rlstable.device.trees import PyTree
+from rlstable.device.trees import Observation, PyTree
 from rlstable.envs.gymnasium_specs import spec_of
 from rlstable.envs.gymnasium_tasks import TASKS, Transition, View
 from rlstable.envs.simulator import MjxSimulator, Simulator
 
 
-@struct.dataclass
-class State:
-    """State of a task, with the fields of Playground's `mjx_env.State`."""
+class State(struct.PyTreeNode):
+    """State of one environment, also of a robot's task, with the fields of Playground's `mjx_env.State`."""
 
     data: PyTree
-    obs: jax.Array
+    obs: Observation
     reward: jax.Array
     done: jax.Array
     metrics: dict[str, jax.Array]
@@ -71,10 +70,6 @@ class GymnasiumEnv:
     def action_size(self) -> int:
         return int(self.mj_model.nu)
 
-    @property
-    def observation_size(self) -> int:
-        return int(jax.eval_shape(self.reset, jax.random.PRNGKey(0)).obs.shape[-1])
-
     def reset(self, rng: jax.Array) -> State:
         blank = View(self.mj_model, None, self._arguments, first=True)
         qpos, qvel = self._task.draw(blank, rng)
@@ -91,7 +86,7 @@ class GymnasiumEnv:
         step = Transition(self._view(state.data), self._view(data), ctrl, self.dt)
         parts, ended = self._task.judge(step)
         reward = jnp.sum(jnp.stack(list(parts.values())))
-        return state.replace(  # type: ignore[attr-defined]
+        return state.replace(
             data=data, obs=self._observe(step.after), reward=reward, done=ended.astype(reward.dtype), metrics=parts
         )
 

@@ -17,11 +17,6 @@ NAMES = (
     "Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5", "InvertedDoublePendulum-v5",
     "InvertedPendulum-v5", "Pusher-v5", "Reacher-v5", "Swimmer-v5", "Walker2d-v5",
 )  # fmt: skip
-_INSTEAD = {
-    "xml_file": "train your own model with env=robot env.xml=<file>",
-    "frame_skip": "env=robot env.xml=<file> env.task.control_dt=<seconds> has another time of an action",
-    "max_episode_steps": "set env.episode_length=<steps>",
-}
 _FORMULA_ONLY = ("self", "kwargs", "xml_file", "frame_skip", "default_camera_config")  # no numbers of the formulas
 
 
@@ -58,9 +53,6 @@ def spec_of(name: str, kwargs: Mapping[str, object] | None = None) -> Spec:
     defaults = {name: one.default for name, one in inspect.signature(task.__init__).parameters.items()}
     arguments = {key: value for key, value in defaults.items() if key not in _FORMULA_ONLY}
     given = dict(kwargs or {})
-    for key, instead in _INSTEAD.items():
-        if key in given:
-            raise ConfigError(f"env.kwargs: {name} cannot take {key} here; {instead}")
     for key in sorted(given.keys() - arguments.keys()):
         close = difflib.get_close_matches(key, arguments, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(arguments)) or 'none'}"

@@ -61,15 +61,11 @@ def load_task(config: EnvConfig, kwargs: Mapping[str, object], impl: str | None 
     except ConfigError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) or "Error opening file" in str(error):
-            raise ConfigError(
-                f"env.name: {config.name} needs the robot models of MuJoCo Menagerie, and the clone at "
-                f"{loader.MENAGERIE_PATH} is incomplete ({first_line(error)}); delete it, and {install('menagerie')}"
-            ) from error
         shown = ", ".join(f"{key}={value!r}" for key, value in overrides.items())
         raise ConfigError(
             f"env.kwargs: Playground cannot build {config.name} with {shown}: {type(error).__name__}: "
-            f"{first_line(error)}; change env.kwargs, eval.env_kwargs or env.impl"
+            f"{first_line(error)}; change env.kwargs, eval.env_kwargs or env.impl; for files of Menagerie that a clone "
+            f"lacks, delete the clone, and {install('menagerie')}"
         ) from error
     repair_clip(task)
     for field in RANDOMIZED_FIELDS:

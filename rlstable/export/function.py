@@ -35,6 +35,8 @@ class PolicyFunction:
 
     apply: Callable[[jax.Array], jax.Array]  # from float32 [B, observation_size] to [B, A]; JAX can trace it
     observation_size: int  # number of observation elements that the policy reads
+    action_size: int
+    memory: int  # size of the state of a recurrent policy, or 0
     samples: np.ndarray  # observations to compare with, [1000, observation_size], spread over 0.1 to 10 deviations
     metadata: dict[str, object]  # of inputs, outputs and training for a user of the file, as JSON data
     robot: RobotEnv | None  # the robot of env=robot; None for other sources
@@ -46,17 +48,12 @@ class PolicyFunction:
     @property
     def inputs(self) -> dict[str, int]:
         """Sizes of the parts of the argument, by the name of an input."""
-        return {OBSERVATION: self.observation_size} | ({MEMORY: self._memory} if self._memory else {})
+        return {OBSERVATION: self.observation_size} | ({MEMORY: self.memory} if self.memory else {})
 
     @property
     def outputs(self) -> dict[str, int]:
         """Sizes of the parts of the result, by the name of an output."""
-        actions = self.metadata["action"]["size"]  # type: ignore[index]
-        return {ACTION: actions} | ({NEW_MEMORY: self._memory} if self._memory else {})
-
-    @property
-    def _memory(self) -> int:
-        return int(self.metadata["memory"]["size"]) if "memory" in self.metadata else 0  # type: ignore[index]
+        return {ACTION: self.action_size} | ({NEW_MEMORY: self.memory} if self.memory else {})
 
     @property
     def texts(self) -> dict[str, str]:
@@ -116,7 +113,7 @@ def policy_function(run: SavedRun) -> PolicyFunction:
     if size:
         metadata["memory"] = {"input": MEMORY, "output": NEW_MEMORY, "size": size, "at_reset": 0.0}
     metadata |= {} if robot is None else contract(robot, key)
-    return PolicyFunction(apply, int(mean.size), samples, metadata, robot)
+    return PolicyFunction(apply, int(mean.size), networks.action_size, size, samples, metadata, robot)
 
 
 def _robot(run: SavedRun) -> RobotEnv | None:

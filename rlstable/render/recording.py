@@ -59,9 +59,7 @@ class EpisodeRecorder:
         self._precision = precision
         self._compiler = Compiler(self._precision)
         self._compiled: Any = None
-        robot: Any = env
-        while isinstance(robot, EnvWrapper):
-            robot = robot.env
+        robot: Any = getattr(env, "unwrapped", env)
         self._motion = None
         if hasattr(type(robot), "on_course") and robot.velocities is not None:
             env, self._motion = _on_course(env), robot.motion
@@ -76,18 +74,15 @@ class EpisodeRecorder:
 
         self._play = jax.jit(play)
 
-    def prepare(self, params: Params, statistics: Statistics, key: jax.Array) -> None:
-        if self._compiled is None:
-            with self._compiling("recording"):
-                args = params, statistics, key
-                self._compiled = self._compiler.build("recording", self._play, lambda: args).result()
-
     def record(self, params: Params, statistics: Statistics, key: jax.Array, step: int) -> RecordedEpisodes:
         """Plays episodes and records the best, the median and the worst of them.
 
         Raises `ConfigError` if the environment's positions are not those of its MuJoCo model.
         """
-        self.prepare(params, statistics, key)
+        if self._compiled is None:
+            with self._compiling("recording"):
+                args = params, statistics, key
+                self._compiled = self._compiler.build("recording", self._play, lambda: args).result()
         with self._precision.compiled(), interruptible():
             result, (positions, rewards, motion) = jax.device_get(self._compiled(params, statistics, key))
         if positions.shape[-1] != self._model.nq:

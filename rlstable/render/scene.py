@@ -128,24 +128,17 @@ def _shapes(model: mujoco.MjModel, geom: int) -> list[tuple[Key, list[float], fl
     """Key, scale and place along the geom's axis of the meshes that make up a geom."""
     kinds, data = mujoco.mjtGeom, int(model.geom_dataid[geom])
     a, b, c = model.geom_size[geom].tolist()
-    match kind_of(model, geom):
-        case kinds.mjGEOM_PLANE:
-            return [("plane", [a or _INFINITE_PLANE, b or _INFINITE_PLANE, 1.0], 0.0)]
-        case kinds.mjGEOM_BOX:
-            return [("box", [a, b, c], 0.0)]
-        case kinds.mjGEOM_SPHERE:
-            return [("sphere", [a, a, a], 0.0)]
-        case kinds.mjGEOM_ELLIPSOID:
-            return [("sphere", [a, b, c], 0.0)]
-        case kinds.mjGEOM_CYLINDER:
-            return [("cylinder", [a, a, b], 0.0)]
-        case kinds.mjGEOM_CAPSULE:
-            return [("tube", [a, a, b], 0.0), ("sphere", [a, a, a], b), ("sphere", [a, a, a], -b)]
-        case kinds.mjGEOM_MESH:
-            return [(("mesh", data), [1.0, 1.0, 1.0], 0.0)]
-        case kinds.mjGEOM_HFIELD:
-            return [(("hfield", data), [1.0, 1.0, 1.0], 0.0)]
-    return []
+    shapes: dict[mujoco.mjtGeom, list[tuple[Key, list[float], float]]] = {
+        kinds.mjGEOM_PLANE: [("plane", [a or _INFINITE_PLANE, b or _INFINITE_PLANE, 1.0], 0.0)],
+        kinds.mjGEOM_BOX: [("box", [a, b, c], 0.0)],
+        kinds.mjGEOM_SPHERE: [("sphere", [a, a, a], 0.0)],
+        kinds.mjGEOM_ELLIPSOID: [("sphere", [a, b, c], 0.0)],
+        kinds.mjGEOM_CYLINDER: [("cylinder", [a, a, b], 0.0)],
+        kinds.mjGEOM_CAPSULE: [("tube", [a, a, b], 0.0), ("sphere", [a, a, a], b), ("sphere", [a, a, a], -b)],
+        kinds.mjGEOM_MESH: [(("mesh", data), [1.0, 1.0, 1.0], 0.0)],
+        kinds.mjGEOM_HFIELD: [(("hfield", data), [1.0, 1.0, 1.0], 0.0)],
+    }
+    return shapes.get(kind_of(model, geom), [])
 
 
 def _colour(model: mujoco.MjModel, geom: int) -> np.ndarray:

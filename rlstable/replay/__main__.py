@@ -5,7 +5,6 @@ The exit code is 0 if the step was replayed, with any outcome, and 2 if it canno
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,13 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _arguments(argv)
+    parser = command.parser(
+        "replay", "Replays a bad step in float32, float64 and C MuJoCo, and reports what went bad first.", _EPILOG
+    )
+    parser.add_argument("incident", type=expand_home, help="folder of the incident")
+    trust = "run the Python code that another user's incident names; read that code first"
+    parser.add_argument("--trust", action="store_true", help=trust)
+    args = parser.parse_args(argv)
     with command.working():
         from rlstable.io.private_folder import require_trust
         from rlstable.supervise.incident import FACTS, read
@@ -36,21 +41,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         command.print_json(as_data(report))
     else:
         show(report)
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = command.parser(
-        "replay",
-        "Replays a bad step in float32, float64 and C MuJoCo, and reports what went bad first.",
-        _EPILOG,
-    )
-    parser.add_argument("incident", type=expand_home, help="folder of the incident")
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="run the Python code that another user's incident names; read that code first",
-    )
-    return parser.parse_args(argv)
 
 
 def show(report: Any, terminal: Any = None) -> None:

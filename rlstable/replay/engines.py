@@ -24,7 +24,7 @@ from rlstable.envs.recurrent import with_memory
 from rlstable.envs.vector import MODEL, VectorEnv, as_environments_see
 from rlstable.faults import PROBES
 from rlstable.io.arrays import describe, implementation, is_key
-from rlstable.supervise.incident import BadNumber, Incident, find_bad_numbers, group, limits_of
+from rlstable.supervise.incident import Incident, find_bad_numbers, group, limits_of
 
 FLOAT32, FLOAT64, C = "float32", "float64", "C MuJoCo"
 _INPUTS = (
@@ -35,11 +35,10 @@ _WATCHED = ("qacc", "qvel", "qpos")
 
 
 class Outcome(NamedTuple):
-    """The state after the step in one engine by name, its bad values, and a remark, which may be empty."""
+    """The state after the step in one engine by name, and a remark, which may be empty."""
 
     engine: str
     arrays: dict[str, np.ndarray]
-    bad: list[BadNumber]
     note: str = ""
 
 
@@ -84,9 +83,7 @@ def in_jax(incident: Incident, before: Mapping[str, np.ndarray], engine: str) ->
         }
     arrays["action"] = incident.arrays["action"]
     note = "the environment draws random numbers in its step, which differ between float32 and float64"
-    return Outcome(
-        engine, arrays, find_bad_numbers(arrays, limits_of(config.guards)), note if wide and _draws(incident) else ""
-    )
+    return Outcome(engine, arrays, note if wide and _draws(incident) else "")
 
 
 def _draws(incident: Incident) -> bool:
@@ -134,7 +131,7 @@ def in_mujoco(incident: Incident, replayed: Mapping[str, np.ndarray]) -> Outcome
         field = getattr(data, path.removeprefix(f"{root}/"), None) if path.startswith(f"{root}/") else None
         if isinstance(field, np.ndarray) and field.shape == array.shape:
             arrays[path] = np.array(field)
-    return Outcome(C, arrays, find_bad_numbers(arrays, limits), note)
+    return Outcome(C, arrays, note)
 
 
 def _state_before(incident: Incident) -> dict[str, np.ndarray]:

@@ -22,7 +22,6 @@ from rlstable.supervise.incident import (
 
 BEFORE, RUN = "before", "in the run"
 _MAIN = ("action", "ctrl", "act", "qacc", "qdd", "qacc_warmstart", "qvel", "qd", "qpos", "q", "reward", "done")
-_MOST_OTHERS = 5  # further bad arrays in the table
 
 
 class Report(NamedTuple):
@@ -45,8 +44,7 @@ def compare(incident: Incident, outcomes: list[Outcome]) -> Report:
         **{outcome.engine: outcome.arrays for outcome in outcomes},
     }
     limits = limits_of(incident.config.guards)
-    bad = {name: find_bad_numbers(columns[name], limits) for name in (BEFORE, RUN)}
-    bad |= {outcome.engine: outcome.bad for outcome in outcomes}
+    bad = {name: find_bad_numbers(arrays, limits) for name, arrays in columns.items()}
     engines = [outcome.engine for outcome in outcomes]
     return Report(
         incident,
@@ -135,7 +133,7 @@ def rows(report: Report) -> list[tuple[str, list[str]]]:
     names = in_causal_order(filled)
     main = [name for name in names if group(name) == "obs" or name.removeprefix(f"{name.split('/')[0]}/") in _MAIN]
     others = [one.array for name in report.columns for one in report.bad[name] if one.array not in main]
-    chosen = in_causal_order([*main, *list(dict.fromkeys(others))[:_MOST_OTHERS]])
+    chosen = in_causal_order([*main, *dict.fromkeys(others)])
     return [(name, [_cell(report, column, name) for column in report.columns]) for name in chosen]
 
 

@@ -118,14 +118,6 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     return [step * number for number in range(first, last + 1)]
 
 
-def step_labels(x: Scale, about: int, height: float) -> str:
-    return "".join(
-        f'<text class="tick" x="{(at := float(x(value))):.1f}" y="{height:g}" '
-        f'text-anchor="{"end" if at > x.end - 12 else "middle"}">{readable(value)}</text>'
-        for value in ticks(x.low, x.high, about)
-    )
-
-
 def readable(value: float, step: float | None = None) -> str:
     """A number as a short text: 12.3k, 4M, 1e-05. Numbers that are `step` apart look different."""
     if value == 0:
@@ -158,7 +150,11 @@ def _grid(x: Scale, y: Scale, about: int) -> str:
         f'<text class="tick" x="{x.start - 6:g}" y="{at + 4:.1f}" text-anchor="end">{readable(value, step)}</text>'
         for value in heights
     ]
-    found.append(step_labels(x, about, y.start + 16))
+    found += [
+        f'<text class="tick" x="{(at := float(x(value))):.1f}" y="{y.start + 16:g}" '
+        f'text-anchor="{"end" if at > x.end - 12 else "middle"}">{readable(value)}</text>'
+        for value in ticks(x.low, x.high, about)
+    ]
     middle, below = (x.start + x.end) / 2, y.start + 32
     found.append(f'<text class="axis" x="{middle:g}" y="{below:g}" text-anchor="middle">environment steps</text>')
     return "".join(found)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
-from rlstable.io.console import setting
 from rlstable.io.printed_commands import command
+from rlstable.io.run_folder import seed_folders
 from rlstable.policy.statistics import estimate, interquartile_mean
-from rlstable.report.episodes import episodes
 from rlstable.report.markup import code, coloured_ending, document, duration, number, swatch, table, text
 from rlstable.report.panels import CONTROLS, PANELS, curves, figure
-from rlstable.report.run_record import RunRecord, differences
-from rlstable.report.timeline import event_text, timeline
+from rlstable.report.run_record import RunRecord, differences, event_text
 from rlstable.supervise.diagnosis import LOSS_NOT_FINITE
 
 _LAST_EVENTS = 300
 _STEPS_OF_SIGN = 5
+_LINKS = 20  # to recordings of a run; the newest ones
 _SEED_KEYS = {"seed", "logging.wandb.name", "resume"}  # settings that differ between seeds of one run
 
 
@@ -42,11 +42,10 @@ def page(records: Sequence[RunRecord], refresh: bool = False) -> str:
         _summary(records) if len(records) > 1 else _facts_of_one(records[0]),
         *map(_advice, records),
         watched,
-        _signs(records),
-        _changed_settings(records),
+        _listed("Guard trips", records, _trips),
+        _listed("Signs of trouble", records, _signs),
         _over_seeds(records) if of_seeds else _differences(records),
         curves(records, of_seeds),
-        _timelines(records),
         _incidents(records),
         _next_commands(records),
         *(_about(record, len(records) > 1) for record in records),
@@ -120,35 +119,36 @@ def _advice(record: RunRecord) -> str:
     return "".join(f'<p class="card" style="margin-top:12px">{note}</p>' for note in notes)
 
 
-def _signs(records: Sequence[RunRecord]) -> str:
-    """The signs of trouble, each once per run with its latest text."""
-    items = []
-    for index, record in enumerate(records):
-        told = record.of_kind("sign", "sign_recovered")
-        for sign in dict.fromkeys(str(event.get("sign")) for event in told):
-            events = [event for event in told if str(event.get("sign")) == sign]
-            steps = [f"{event.get('step', 0):,}" for event in events if event["kind"] == "sign"]
-            more = f" and {len(steps) - _STEPS_OF_SIGN:,} more" if len(steps) > _STEPS_OF_SIGN else ""
-            if events[-1]["kind"] == "sign_recovered":
-                more += f", recovered at step {events[-1].get('step', 0):,}"
-            elif record.signs.get(sign, {}).get("lasts"):
-                more += ", to the end"
-            said = record.signs.get(sign, {}).get("text") or events[0].get("text")
-            prefix = f"{_name(index, record)}: " if len(records) > 1 else ""
-            where = ", ".join(steps[:_STEPS_OF_SIGN])
-            items.append(f"<li>{prefix}<strong>{text(sign)}</strong>, step {where}{more}: {text(said)}</li>")
-    return f"<h2>Signs of trouble</h2><ul>{''.join(items)}</ul>" if items else ""
+def _trips(record: RunRecord) -> Iterator[str]:
+    """The trips of each guard, with their first and last step."""
+    for guard, (count, first, last) in record.trips().items():
+        steps = f"step {first:,.0f}" if first == last else f"steps {first:,.0f} to {last:,.0f}"
+        yield f"<strong>{text(guard)}</strong>: {count:,.0f}, {steps}"
 
 
-def _changed_settings(records: Sequence[RunRecord]) -> str:
-    """Returns the settings that a resume changed."""
-    columns = ("key", "old", "new")
-    rows = [
-        [_name(index, record), f"{event.get('step', 0):,}", *(code(setting(event.get(column))) for column in columns)]
+def _signs(record: RunRecord) -> Iterator[str]:
+    """The signs of trouble, each once with its latest text."""
+    told = record.of_kind("sign", "sign_recovered")
+    for sign in dict.fromkeys(str(event.get("sign")) for event in told):
+        events = [event for event in told if str(event.get("sign")) == sign]
+        steps = [f"{event.get('step', 0):,}" for event in events if event["kind"] == "sign"]
+        more = f" and {len(steps) - _STEPS_OF_SIGN:,} more" if len(steps) > _STEPS_OF_SIGN else ""
+        if events[-1]["kind"] == "sign_recovered":
+            more += f", recovered at step {events[-1].get('step', 0):,}"
+        elif record.signs.get(sign, {}).get("lasts"):
+            more += ", to the end"
+        said = record.signs.get(sign, {}).get("text") or events[0].get("text")
+        yield f"<strong>{text(sign)}</strong>, step {', '.join(steps[:_STEPS_OF_SIGN])}{more}: {text(said)}"
+
+
+def _listed(title: str, records: Sequence[RunRecord], lines: Callable[[RunRecord], Iterator[str]]) -> str:
+    """A list of lines about each run; empty without a line."""
+    items = [
+        f"<li>{_name(index, record) + ': ' if len(records) > 1 else ''}{line}</li>"
         for index, record in enumerate(records)
-        for event in record.of_kind("configuration_changed")
+        for line in lines(record)
     ]
-    return "<h2>Changed settings</h2>" + table(["run", "step", *columns], rows, [1]) if rows else ""
+    return f"<h2>{title}</h2><ul>{''.join(items)}</ul>" if items else ""
 
 
 def _over_seeds(records: Sequence[RunRecord]) -> str:
@@ -168,6 +168,52 @@ def _differences(records: Sequence[RunRecord]) -> str:
     return "<h2>Differences in the configuration</h2>" + table(head, rows)
 
 
+def episodes(records: Sequence[RunRecord], opened: bool = False) -> str:
+    """The section about a run, or about the seeds of a run; empty without recordings.
+
+    The newest recording of one run is `opened` or folded away. Links are relative to the run folder, in which the page
+    lies by default. Other runs have no common folder.
+    """
+    folders = [record.folder for record in records]
+    base = folders[0] if len(folders) == 1 else folders[0].parent
+    if len(folders) > 1 and not set(folders) <= set(seed_folders(base)):
+        return ""
+    found = [recordings(folder) for folder in folders]
+    lists = []
+    for index, (record, pages) in enumerate(zip(records, found, strict=True)):
+        if pages:
+            links = ", ".join(f'<a href="{_address(path, base)}">{_step(path)}</a>' for path in pages[:_LINKS])
+            older = f" and {len(pages) - _LINKS:,} older ones" if len(pages) > _LINKS else ""
+            name = f"{_name(index, record)}: " if len(records) > 1 else ""
+            lists.append(f"<li>{name}{links}{older}</li>")
+    if not lists:
+        return ""
+    newest = _embedded(found[0][0], base, opened) if len(records) == 1 else ""
+    return f'<h2 id="episodes">Episodes</h2><ul class="episodes">{"".join(lists)}</ul>{newest}'
+
+
+def _embedded(recording: Path, base: Path, opened: bool) -> str:
+    """A recording inside the page, without access to anything but itself."""
+    frame = f'<iframe sandbox="allow-scripts" data-src="{_address(recording, base)}" title="recorded episode"></iframe>'
+    # Loaded when it is unfolded: the page of a running run loads itself again and again.
+    load = "const frame = this.querySelector('iframe'); if (this.open) frame.src = frame.dataset.src"
+    return f'<details {"open " * opened}ontoggle="{load}"><summary>watch {_step(recording)}</summary>{frame}</details>'
+
+
+def recordings(run_dir: Path) -> list[Path]:
+    """Pages of recorded episodes: first the pages of `rlstable render`, then those of training, newest first."""
+    pages = (run_dir / "episodes").glob("*.html")
+    return sorted(pages, key=lambda path: (not path.stem.isdigit(), int(path.stem) if path.stem.isdigit() else 0))[::-1]
+
+
+def _address(path: Path, base: Path) -> str:
+    return quote(path.relative_to(base).as_posix())
+
+
+def _step(path: Path) -> str:
+    return f"step {int(path.stem):,}" if path.stem.isdigit() else text(path.stem)
+
+
 def _next_commands(records: Sequence[RunRecord]) -> str:
     """The commands that use the policy of a single run that has ended; none for a ruined policy."""
     record = records[0]
@@ -179,17 +225,6 @@ def _next_commands(records: Sequence[RunRecord]) -> str:
         commands.append(command("play", record.folder / "export" / "policy.onnx") + " --video walk.mp4")
     commands.append(command("train", record.folder, "resume=") + " total_steps=<more>")
     return f'<h2>Next</h2><pre class="card scroll">{text(chr(10).join(commands))}</pre>'
-
-
-def _timelines(records: Sequence[RunRecord]) -> str:
-    end = max(record.steps for record in records)
-    drawn = {_name(index, record): timeline(record, end) for index, record in enumerate(records)}
-    found = [
-        f'<figure class="card scroll" style="margin-bottom:12px"><figcaption>{name}</figcaption>{svg}</figure>'
-        for name, svg in drawn.items()
-        if svg
-    ]
-    return "<h2>What happened</h2>" + "".join(found) if found else ""
 
 
 def _incidents(records: Sequence[RunRecord]) -> str:

@@ -9,8 +9,7 @@ import numpy as np
 
 from rlstable.report.chart import Line, Mark, chart, mean_of
 from rlstable.report.markup import COLOURS, text
-from rlstable.report.run_record import RETURN, RunRecord, is_number
-from rlstable.report.timeline import event_text
+from rlstable.report.run_record import RETURN, RunRecord, event_text, is_number
 
 CONTROLS = (
     '<p class="controls"><label>smoothing <input id="smoothing" type="range" min="0" max="0.98" step="0.02" '

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.schema import expand_home, flat
+from rlstable.io.console import describe_event
 from rlstable.io.files import parse_json, read, read_json
 from rlstable.io.outcome import Outcome, outcome_of
 from rlstable.io.run_folder import read_result, read_settings, seed_folders
@@ -65,37 +66,41 @@ class RunRecord:
             return outcome_of(self.result)
         return outcome_of(None)._replace(value=float(returns[-1]), best=float(returns.max()))
 
-    def trips(self) -> dict[str, list[tuple[float, float]]]:
-        """The steps and the numbers of trips by guard.
+    def trips(self) -> dict[str, tuple[float, float, float]]:
+        """The number of trips, and the first and the last step with a trip, by guard.
 
         The events count them, because a rollback also resets the counters of the metrics.
         """
-        found: dict[str, list[tuple[float, float]]] = {}
+        found: dict[str, tuple[float, float, float]] = {}
         for event in self.of_kind("guard_tripped"):
+            step, guard = float(event.get("step", 0)), str(event.get("guard"))
             counts = [x for key, x in event.items() if key not in _COMMON_FIELDS and is_number(x)]
-            found.setdefault(str(event.get("guard")), []).append((float(event.get("step", 0)), float(sum(counts))))
+            total, first, last = found.get(guard, (0.0, step, step))
+            found[guard] = total + sum(counts), min(first, step), max(last, step)
         return dict(sorted(found.items()))
 
     @property
     def trip_count(self) -> float:
-        return sum(count for own in self.trips().values() for _, count in own)
+        return sum(count for count, _, _ in self.trips().values())
 
     @property
     def warnings(self) -> list[tuple[str, str]]:
         """Names and texts of the warnings in `result.json`."""
-        value = (self.result or {}).get("warnings")
-        warnings = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+        warnings = (self.result or {}).get("warnings") or []
         return [(str(warning.get("name")), str(warning.get("text"))) for warning in warnings]
 
     @property
     def signs(self) -> dict[str, dict[str, Any]]:
         """Signs of trouble in `result.json`, by name."""
-        value = (self.result or {}).get("signs")
-        signs = value if isinstance(value, dict) else {}
-        return {name: sign for name, sign in signs.items() if isinstance(sign, dict)}
+        return (self.result or {}).get("signs") or {}
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event.get("kind") in kinds]
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """An event in one line, as on the console."""
+    return describe_event(str(event.get("kind")), {key: x for key, x in event.items() if key not in _COMMON_FIELDS})
 
 
 def read_record(folder: str | Path) -> RunRecord:

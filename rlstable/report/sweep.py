@@ -117,23 +117,29 @@ def varied_keys(settings: Sequence[Setting]) -> list[str]:
     return [key for key in keys if len({own.get(key) for own in values}) > 1]
 
 
-def no_best(jobs: Sequence[Job], settings: Sequence[Setting]) -> str:
-    """Returns why no setting is the best, as a sentence; empty if the first one is."""
+def verdict(jobs: Sequence[Job], settings: Sequence[Setting]) -> tuple[str, str]:
+    """The best setting with its return as a sentence, and the command that trains it.
+
+    Without a best setting the sentence says why, and the command is empty. Settings whose interval reaches that of the
+    best one tie with it. A single seed has no interval, and tells nothing apart.
+    """
     unended = sum(stop_reason(job.result) in _CUT_SHORT for job in jobs)
     if unended:
-        return f"No setting is the best: {unended:,} of {len(jobs):,} runs have not run to their end."
-    if not settings or settings[0].iqm is None:
-        return "No setting is the best: no run has a return."
-    return ""
-
-
-def not_told_apart(settings: Sequence[Setting]) -> list[Setting]:
-    """Settings whose interval reaches that of the best one; a single seed has no interval, and tells nothing apart."""
-    best = settings[0].iqm
+        return f"No setting is the best: {unended:,} of {len(jobs):,} runs have not run to their end.", ""
+    first, *others = settings
+    best = first.iqm
     if best is None:
-        return []
-    others = [(setting, setting.iqm) for setting in settings[1:] if setting.iqm is not None]
-    return [x for x, own in others if best.low is None or own.high is None or own.high >= best.low]
+        return "No setting is the best: no run has a return.", ""
+    scores = [own for setting in others if (own := setting.iqm) is not None]
+    tied = sum(best.low is None or own.high is None or own.high >= best.low for own in scores)
+    tie = f"; a tie with {counted(tied, 'other setting')}, more seeds tell them apart" if tied else ""
+    label, found = first.label(varied_keys(settings)), f"{best.value:,.1f} {interval(best)}".removesuffix(" –")
+    seeds = f"interquartile mean of {counted(len(first.scores), 'seed')}"
+    return f"{'Highest return' if tied else 'Best setting'}: {label}, return {found}, {seeds}{tie}", first.command
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def interval(found: Estimate | None) -> str:

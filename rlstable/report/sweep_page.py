@@ -11,7 +11,7 @@ from urllib.parse import quote
 from rlstable.report.chart import Line, chart, mean_of
 from rlstable.report.markup import COLOURS, coloured_ending, document, number, swatch, table, text
 from rlstable.report.run_record import RETURN
-from rlstable.report.sweep import Job, Setting, Values, interval, no_best, not_told_apart, settings_of, varied_keys
+from rlstable.report.sweep import Job, Setting, Values, counted, interval, settings_of, varied_keys, verdict
 
 
 def sweep_page(folder: Path, jobs: Sequence[Job], page_folder: Path | None = None) -> str:
@@ -22,48 +22,22 @@ def sweep_page(folder: Path, jobs: Sequence[Job], page_folder: Path | None = Non
     ended = sum(job.result is not None for job in jobs)
     still = f", {len(jobs) - ended:,} not ended" if ended < len(jobs) else ""
     envs = dict.fromkeys(str(job.record.settings.get("env.name", "?")) for job in jobs if job.record is not None)
-    about = ", ".join([*envs, _counted(len(settings), "setting"), _counted(len(jobs), "run")]) + still
+    about = ", ".join([*envs, counted(len(settings), "setting"), counted(len(jobs), "run")]) + still
     swatches = {setting.values: swatch(index) for index, setting in enumerate(settings[:COLOURS])}
     parts = [
         f"<h1>{text(title)}</h1>",
         f'<p class="sub">{text(about)}</p>',
-        _best(jobs, settings, varied),
+        _best(jobs, settings),
         _curves(settings[:COLOURS], varied, len(settings)),
         _settings(settings, varied, swatches, page_folder or folder),
     ]
     return document(title, parts)
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def _best(jobs: Sequence[Job], settings: Sequence[Setting], varied: Sequence[str]) -> str:
-    why_not = no_best(jobs, settings)
-    if why_not:
-        return f'<p class="card">{text(why_not)}</p>'
-    best = settings[0]
-    without = len(best.jobs) - len(best.scores)
-    left_out = f"; {_counted(without, 'run')} without a return" if without else ""
-    name = _words(best.label(varied)) if varied else "the only setting"
-    alike = not_told_apart(settings)
-    title, tie = "Best setting", ""
-    if alike:
-        title, tie = (
-            "Highest return",
-            f"<p>A tie with {_counted(len(alike), 'other setting')}: more seeds tell them apart.</p>",
-        )
-    return (
-        f'<section class="card best"><p class="faint">{title}</p><p class="name">{name}</p>'
-        f"<p>Return <strong>{number(best.iqm and best.iqm.value)}</strong>, 95 % interval <strong>{interval(best.iqm)}"
-        f"</strong>: interquartile mean over {_counted(len(best.scores), 'seed')}{left_out}.</p>"
-        f"{tie}<pre>{text(best.command)}</pre></section>"
-    )
-
-
-def _words(label: str) -> str:
-    """Returns words that a line break splits only if one is longer than the line."""
-    return " ".join(f'<span class="word">{text(word)}</span>' for word in label.split(" "))
+def _best(jobs: Sequence[Job], settings: Sequence[Setting]) -> str:
+    sentence, command = verdict(jobs, settings)
+    shown = f"<pre>{text(command)}</pre>" if command else ""
+    return f'<section class="card best"><p>{text(sentence)}</p>{shown}</section>'
 
 
 def _curves(drawn: Sequence[Setting], varied: Sequence[str], count: int) -> str:
@@ -78,7 +52,7 @@ def _curves(drawn: Sequence[Setting], varied: Sequence[str], count: int) -> str:
     note = "mean over seeds; band from the least to the greatest seed; a seed that has ended keeps its last evaluation"
     note += f"; the best {len(drawn)} of {count:,} settings" if len(drawn) < count else ""
     legend = "".join(
-        f'<span class="word entry"><i class="key b{line.colour}"></i>{_words(line.name)}</span>' for line in lines
+        f'<span class="word entry"><i class="key b{line.colour}"></i>{text(line.name)}</span>' for line in lines
     )
     caption = f'<figcaption>Return <span>{note}</span><span class="legend settings">{legend}</span></figcaption>'
     svg = chart("Return", lines, max(float(line.x[-1]) for line in lines), large=True)

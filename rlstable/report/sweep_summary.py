@@ -53,23 +53,14 @@ class SweepSummary(Callback):
 
 def _best(sweep_dir: Path) -> list[str]:
     """The lines about the best setting; none if there is only one setting."""
-    from rlstable.report.sweep import interval, no_best, not_told_apart, read_sweep, settings_of, varied_keys
+    from rlstable.report.sweep import read_sweep, settings_of, verdict
 
     try:
         settings = settings_of(jobs := read_sweep(sweep_dir))
     except ConfigError:  # no job has left a file
         return []
-    if len(settings) < 2:
-        return []
-    best, varied, why_not = settings[0], varied_keys(settings), no_best(jobs, settings)
-    if why_not or best.iqm is None:
-        return [why_not]
-    found = f"{best.iqm.value:,.1f} {interval(best.iqm)}".removesuffix(" –")
-    lines = [f"best setting  {best.label(varied)}: return {found}", f"train it      {best.command}"]
-    if alike := len(not_told_apart(settings)):
-        tie = f"a tie with {alike} other setting{'s' * (alike > 1)}; more seeds tell them apart"
-        lines[0] = f"highest       {best.label(varied)}: return {found}, {tie}"
-    return lines
+    sentence, command = verdict(jobs, settings)
+    return [] if len(settings) < 2 else [sentence, f"train it      {command}"] if command else [sentence]
 
 
 def _page(sweep_dir: Path) -> list[str]:

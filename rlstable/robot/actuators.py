@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Iterable, Mapping
+
 import mujoco
 import numpy as np
 
 from rlstable.config import ConfigError
 from rlstable.config.robot import ActionConfig
-from rlstable.robot.joints import by_joint
 
 _MOVABLE = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 _SINGLE = [int(kind) for kind in _MOVABLE]  # NumPy does not find the enums
@@ -82,6 +84,21 @@ def driven(model: mujoco.MjModel) -> list[int]:
 def _moves_one_joint(model: mujoco.MjModel, actuator: int) -> bool:
     """Whether a hinge or a slide is the transmission."""
     return drives_joint(model, actuator) and model.jnt_type[model.actuator_trnid[actuator, 0]] in _SINGLE
+
+
+def by_joint(key: str, numbers: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    """The number of each joint that a pattern matches, by name; of several patterns the first one counts.
+
+    Raises `ConfigError` if a pattern matches no joint.
+    """
+    names = [*names]
+    found: dict[str, float] = {}
+    for pattern, number in numbers.items():
+        matched = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not matched:
+            raise ConfigError(f"{key}: the model has no joint {pattern!r}; it has {', '.join(names)}")
+        found = dict.fromkeys(matched, number) | found
+    return found
 
 
 def add_motors(spec: mujoco.MjSpec, actions: ActionConfig) -> None:

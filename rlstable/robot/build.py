@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import mujoco
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from rlstable.config import ConfigError
 from rlstable.config.robot import TaskConfig
 from rlstable.robot import actuators, files, geometry
-from rlstable.robot.joints import by_joint
 from rlstable.robot.terrain import Terrain
 
 # Names of what is added. The velocities are of the root body, in its own frame.
@@ -30,7 +30,7 @@ _FOOT_HEIGHT = 0.1  # a foot is at most this share of the robot's height above t
 _FINITE = (
     "qpos0", "body_pos", "body_mass", "body_inertia", "geom_pos", "geom_size", "geom_solref", "jnt_axis",
     "jnt_stiffness", "dof_damping", "dof_armature", "dof_frictionloss", "actuator_gear", "actuator_gainprm",
-    "actuator_biasprm",
+    "actuator_biasprm", "key_qpos", "key_qvel", "key_ctrl", "key_act", "opt.gravity",
 )  # fmt: skip
 _FOUND, _NEAREST = 1, 1  # data and reduction of MuJoCo's contact sensor
 
@@ -49,13 +49,8 @@ def compiled(spec: mujoco.MjSpec, path: str) -> mujoco.MjModel:
             "env.task.actions.control=position with stiffness and damping, for a servo per joint"
         )
     for name in _FINITE:
-        if not np.isfinite(getattr(model, name)).all():
+        if not np.isfinite(operator.attrgetter(name)(model)).all():
             raise ConfigError(f"env.xml: {path} has a NaN or an infinity in {name}; correct that number")
-    if not np.isfinite(model.opt.gravity).all():
-        raise ConfigError(f"env.xml: {path} has a NaN or an infinity in gravity; correct that number")
-    for i in range(model.nkey):
-        if not np.isfinite([*model.key_qpos[i], *model.key_qvel[i], *model.key_ctrl[i], *model.key_act[i]]).all():
-            raise ConfigError(f"env.xml: {path} has a keyframe with a NaN or an infinity: {model.key(i).name or i}")
     if not any(not geometry.is_static(model, body) for body in range(model.nbody)):
         raise ConfigError(f"env.xml: {path} has no joint; nothing in it can move")
     return model
@@ -79,7 +74,7 @@ def home_position(model: mujoco.MjModel, task: TaskConfig) -> np.ndarray:
         return qpos
     single = [j for j in range(model.njnt) if model.jnt_type[j] in _SINGLE]
     addresses = {str(model.joint(j).name): int(model.jnt_qposadr[j]) for j in single}
-    for name, position in by_joint("env.task.home", task.home, addresses).items():
+    for name, position in actuators.by_joint("env.task.home", task.home, addresses).items():
         qpos[addresses[name]] = position
     root = root_body(model, task.root)
     own = model.body_rootid[model.jnt_bodyid] == model.body_rootid[root]
@@ -208,7 +203,7 @@ def _above(model: mujoco.MjModel, body: int) -> Iterator[int]:
 def load(
     path: str,
     task: TaskConfig,
-    touching: Collection[str],
+    touching: Mapping[str, str],
     needs: Collection[str],
     sites: Collection[str],
     terrain: Terrain | None,
@@ -247,10 +242,10 @@ def load(
         for name, kind in _ROOT_SENSORS.items():
             if name != ACCELERATION or ("accelerometer" in needs and not at_root(model, kind, root)):
                 spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=site.name)
-        touched = {g for name in touching for g in geoms_of(model, name)}
+        touched = {g for name in touching for g in geoms_of(model, name, touching[name])}
         standing = {g for foot in feet(model, qpos, root) for g in foot}
         for geom in sorted(touched | (standing if "feet" in needs else set())):
-            _add_contact_sensor(spec, geoms[geom], geom_name(model, geom))
+            _add_contact_sensor(spec, geoms[geom], name_of(model, "geom", geom))
         if task.physics.contacts == "feet":
             if not standing:
                 raise ConfigError("env.task.physics.contacts: the robot has no feet that touch the floor; set null")
@@ -297,18 +292,19 @@ def _free(spec: mujoco.MjSpec) -> None:
     body.add_freejoint(name=BASE)
 
 
-def geoms_of(model: mujoco.MjModel, name: str) -> list[int]:
-    """The colliding geoms of a geom's or a body's name; a ConfigError without one."""
-    geoms = geometry.colliding(model)
-    found = [g for g in geoms if name in (geom_name(model, g), model.body(model.geom_bodyid[g]).name)]
+def geoms_of(model: mujoco.MjModel, name: str, key: str = "geoms") -> list[int]:
+    """The colliding geoms of a geom's or a body's name; a ConfigError of a key without one."""
+    names = {g: (name_of(model, "geom", g), model.body(model.geom_bodyid[g]).name) for g in geometry.colliding(model)}
+    found = [geom for geom, own in names.items() if name in own]
     if not found:
-        known = sorted({model.body(model.geom_bodyid[g]).name for g in geoms} | {geom_name(model, g) for g in geoms})
-        raise ConfigError(f"geoms: no geom or body {name!r} of the model can collide; choose of {', '.join(known)}")
+        known = ", ".join(sorted({one for own in names.values() for one in own}))
+        raise ConfigError(f"{key}: no geom or body {name!r} of the model can collide; choose of {known}")
     return found
 
 
-def geom_name(model: mujoco.MjModel, geom: int) -> str:
-    return str(model.geom(geom).name) or f"geom{geom}"
+def name_of(model: mujoco.MjModel, kind: str, index: int) -> str:
+    """A name in the model, or kind and index of a part without a name."""
+    return str(getattr(model, kind)(index).name) or f"{kind}{index}"
 
 
 def _add_floor(spec: mujoco.MjSpec, model: mujoco.MjModel, qpos: np.ndarray, root: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlstable.config.curriculum import Curriculum
 from rlstable.config.robot import TaskConfig
-from rlstable.robot import actions, build, commands, terms
+from rlstable.robot import actions, build, commands, observations, terms
 from rlstable.robot.environment import RobotEnv
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Observer, Part
@@ -27,10 +27,6 @@ _CONVERTED = (
     "gaintype", "biastype", "dyntype", "ctrlspec", "ctrllimited", "forcelimited", "gainprm", "biasprm", "dynprm",
     "gear", "ctrlrange", "forcerange",
 )  # fmt: skip
-_SENSOR_OF = {
-    "gyro": mujoco.mjtSensor.mjSENS_GYRO,
-    "accelerometer": mujoco.mjtSensor.mjSENS_ACCELEROMETER,
-}
 
 
 def contract(env: RobotEnv, key: str = "state") -> Entry:
@@ -57,7 +53,7 @@ def contract(env: RobotEnv, key: str = "state") -> Entry:
         "decimation": robot.substeps,
         "keyframe": None if keyframe is None else robot.model.key(keyframe).name,
         "default_qpos": robot.home.tolist(),
-        "root_body": _name(robot.model, "body", robot.root),
+        "root_body": build.name_of(robot.model, "body", robot.root),
         "default_height": robot.home_height,
         "floor_height": robot.floor,
         "down": _shortest(robot.down),
@@ -107,9 +103,9 @@ def _sources(robot: Robot, term: str, parameters: Entry) -> Entry:
     if term == "joint_directions":
         return {"joints": [joint.name for joint in robot.joints if joint.turns]}
     if term in ("site_position", "site_to_target"):
-        return {"site": _name(model, "site", robot.site(parameters["site"]))}
-    if term in _SENSOR_OF:
-        return {"sensors": [[_name(model, "sensor", robot.root_sensor(_SENSOR_OF[term]))]]}
+        return {"site": build.name_of(model, "site", robot.site(parameters["site"]))}
+    if term in observations.INERTIAL:
+        return {"sensors": [[build.name_of(model, "sensor", robot.root_sensor(observations.INERTIAL[term]))]]}
     if term == "linear_velocity":
         return {"sensors": [[build.LINEAR_VELOCITY]]}
     if term == "sensor":
@@ -122,7 +118,7 @@ def _sources(robot: Robot, term: str, parameters: Entry) -> Entry:
 
 
 def _contacts(model: mujoco.MjModel, geoms: Iterable[int]) -> list[str]:
-    return [build.CONTACT + build.geom_name(model, geom) for geom in geoms]
+    return [build.CONTACT + build.name_of(model, "geom", geom) for geom in geoms]
 
 
 def _command(env: RobotEnv, name: str) -> Entry:
@@ -199,11 +195,6 @@ def _parameters(function: Any) -> Entry:
 def _last(value: Any) -> Any:
     """A value of the configuration; a curriculum's at its end."""
     return value.end if isinstance(value, Curriculum) else value
-
-
-def _name(model: mujoco.MjModel, kind: str, index: int) -> str:
-    """A name in the model, or kind and index of a part without a name."""
-    return str(getattr(model, kind)(index).name) or f"{kind}{index}"
 
 
 def _shortest(array: np.ndarray) -> list[float]:

@@ -9,11 +9,11 @@ import copy
 import functools
 import importlib.util
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import mujoco
-from flax import struct
 
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
@@ -22,6 +22,7 @@ from rlstable.config.schema import INT32_MAX, first_line
 from rlstable.device.compatibility import without_solver_lines
 from rlstable.device.reflection import Mirror
 from rlstable.device.trees import PRESERVED, TRAINED_STEPS, Observation, PyTree
+from rlstable.envs.gymnasium_env import State
 from rlstable.envs.simulator import MjxSimulator, Simulator
 from rlstable.robot import actions, commands, terms
 from rlstable.robot.lists import KEY, Lists, seen_by_critic
@@ -33,17 +34,6 @@ from rlstable.robot.terrain import Levels
 LEVEL = "terrain_level"  # metric: level of the tile on which an episode began
 PAST = "memory"  # the entry of `info`; checkpoints hold this name
 _SECONDS_A_PART, _SHARE_OF_RANGE = 2.0, 0.8  # of a course
-
-
-class State(struct.PyTreeNode):
-    """The state of one environment, with the fields of Playground's tasks."""
-
-    data: PyTree
-    obs: Observation
-    reward: jax.Array
-    done: jax.Array
-    metrics: dict[str, jax.Array]
-    info: dict[str, PyTree]
 
 
 class RobotEnv:
@@ -63,19 +53,16 @@ class RobotEnv:
         self.lists = lists = Lists.of(task)
         every = lists.every()
         needs = {need for function in every.values() for need in terms.needs_of(function)}
-        try:
-            touching, sites = sorted({*terms.touching(every)}), sorted(terms.sites(every))
-            self._built = lambda task: Robot(path, task, touching, needs, sites)
-            self.robot = robot = self._built(task)
-        except ConfigError as error:
-            raise lists.named_in(error) from None
+        touching, sites = terms.touching(every), sorted(terms.sites(every))
+        self._built = lambda task: Robot(path, task, touching, needs, sites)
+        self.robot = robot = self._built(task)
         for key, functions in lists.keyed().items():
             terms.check_needs(robot, key, functions, lists.commands)
         self._tracks_feet = "feet" in needs
         self.observers = {"state": Observer(robot, f"{KEY}.observations", lists.observations, task.observations)}
-        if lists.critic:
+        if lists.critic_observations:
             key = f"{KEY}.critic_observations"
-            self.observers["privileged_state"] = Observer(robot, key, lists.critic, seen_by_critic(task))
+            self.observers["privileged_state"] = Observer(robot, key, lists.critic_observations, seen_by_critic(task))
         self.mjx_model = None if impl is None else _on_device(robot.model, impl, path)
         self.simulator: Simulator = MjxSimulator(robot.model, impl or "jax")
         self._weights = {name: config.weight for name, config in task.rewards.items()}
@@ -325,24 +312,24 @@ class RobotEnv:
 
     def _check_terms(self) -> None:
         """Traces every term on the model at home; raises ConfigError for the first that fails or is no number."""
-        data = self.robot.forward()
-        zeros = jnp.zeros(self.action_size)
-        key = jax.random.PRNGKey(0)
+        data, zeros, key = self.robot.forward(), jnp.zeros(self.action_size), jax.random.PRNGKey(0)
+
+        def shape(name: str, call: Any, argument: PyTree) -> Any:
+            traced = jax.eval_shape(lambda x: terms.called(f"{KEY}.{name}", call, x), argument)
+            return getattr(traced, "shape", None)
+
         for name, function in self.lists.commands.items():
-            full = terms.with_grown(function, INT32_MAX)
-            jax.eval_shape(lambda k, f=full, n=name: terms.called(f"{KEY}.commands.{n}", f, self.robot, k), key)
-        ((name, reset),) = self.lists.reset.items()
-        jax.eval_shape(lambda k: terms.called(f"{KEY}.reset.{name}", reset, self.robot, k), key)
+            shape(f"commands.{name}", functools.partial(terms.with_grown(function, INT32_MAX), self.robot), key)
+        for name, function in self.lists.reset.items():
+            shape(f"reset.{name}", functools.partial(function, self.robot), key)
         past = jax.eval_shape(lambda k: self.past_at_reset(data, k, k), key)
         for observer in self.observers.values():
             observer.measure(data, past, zeros)
         for kind in ("rewards", "endings"):
             for name, function in getattr(self.lists, kind).items():
-                key_of_term = f"{KEY}.{kind}.{name}"
-                traced = functools.partial(terms.called, key_of_term, function, self.robot, data)
-                shape = getattr(jax.eval_shape(lambda m, f=traced: f(m, zeros), past), "shape", None)
-                if shape != ():
-                    raise ConfigError(f"{key_of_term}: returns shape {shape}; it must return a number")
+                found = shape(f"{kind}.{name}", lambda m, f=function: f(self.robot, data, m, zeros), past)
+                if found != ():
+                    raise ConfigError(f"{KEY}.{kind}.{name}: returns shape {found}; it must return a number")
 
 
 def _on_device(model: mujoco.MjModel, impl: str, path: str) -> PyTree:

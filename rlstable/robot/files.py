@@ -22,7 +22,6 @@ from rlstable import play
 from rlstable.config import ConfigError
 from rlstable.config.extras import install
 from rlstable.config.robot import DESCRIPTIONS, MENAGERIE
-from rlstable.config.schema import first_line
 from rlstable.envs import menagerie
 from rlstable.io.files import one_line, read
 
@@ -73,10 +72,7 @@ def _tried(path: Path, _: int, text: str) -> str:
 
 def _check_names(spec: mujoco.MjSpec, xml: str) -> None:
     """Refuses names that are not UTF-8, and time steps with which no simulation makes sense."""
-    try:
-        _ = [element.name for kind in (spec.bodies, spec.joints, spec.geoms, spec.sites) for element in kind]
-    except UnicodeDecodeError:
-        raise ConfigError(f"env.xml: {xml} has names that are not UTF-8; save the file as UTF-8") from None
+    _ = [element.name for kind in (spec.bodies, spec.joints, spec.geoms, spec.sites) for element in kind]
     low, high = _STEPS
     if not low <= spec.option.timestep <= high:
         raise ConfigError(
@@ -178,16 +174,11 @@ def _described(name: str) -> str:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             module = importlib.import_module(f"robot_descriptions.{name}")
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"env.xml: robot_descriptions has no robot {name!r} ({first_line(error)}); its page lists them, such as "
-            "go2_mj_description"
-        ) from None
-    except Exception as error:  # of git, if the files are not there and cannot be downloaded
+    except Exception as error:  # no such robot; or of git, if the files are not there and cannot be downloaded
         text = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"env.xml: {DESCRIPTIONS}{name} is not in ROBOT_DESCRIPTIONS_CACHE (~/.cache/robot_descriptions), and "
-            f"cannot be downloaded: {text}; give the path of a model file"
+            f"cannot be downloaded: {text}; its page lists the robots, such as go2_mj_description"
         ) from None
     path = getattr(module, "MJCF_PATH", None) or getattr(module, "URDF_PATH", None)
     if path is None:

@@ -22,12 +22,6 @@ def is_static(model: mujoco.MjModel, body: int) -> bool:
     return int(model.body_weldid[body]) == 0
 
 
-def floors(model: mujoco.MjModel) -> list[int]:
-    """Geoms that are planes or height fields and do not move."""
-    kinds = model.geom_type
-    return [g for g in range(model.ngeom) if kinds[g] in _FLOORS and is_static(model, model.geom_bodyid[g])]
-
-
 def ground(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float | None:
     """Height of what stands still below a body, found by a ray; else that of a floor; None without ground.
 
@@ -40,8 +34,9 @@ def ground(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float | Non
     below = [distance for distance in found if distance >= 0]
     if below:
         return round(float(start[2]) - min(below), 9)
-    planes = floors(model)
-    return float(data.geom_xpos[planes[0], 2]) if planes else None
+    kinds, bodies = model.geom_type, model.geom_bodyid
+    planes = (geom for geom in range(model.ngeom) if kinds[geom] in _FLOORS and is_static(model, bodies[geom]))
+    return next((float(data.geom_xpos[geom, 2]) for geom in planes), None)
 
 
 def _distance(model: mujoco.MjModel, data: mujoco.MjData, geom: int, start: np.ndarray, along: np.ndarray) -> float:

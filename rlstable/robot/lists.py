@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rlstable.config import ConfigError
 from rlstable.config.robot import ObservationConfig, TaskConfig
 from rlstable.robot import commands, endings, observations, resets, rewards, terms
 
@@ -19,7 +18,7 @@ class Lists(NamedTuple):
 
     commands: Functions
     observations: Functions
-    critic: Functions
+    critic_observations: Functions
     rewards: Functions
     endings: Functions
     reset: Functions
@@ -37,20 +36,11 @@ class Lists(NamedTuple):
 
     def keyed(self) -> dict[str, Functions]:
         """The lists by their key in the configuration."""
-        names = ("commands", "observations", "critic_observations", "rewards", "endings", "reset")
-        return {f"{KEY}.{name}": functions for name, functions in zip(names, self, strict=True)}
+        return {f"{KEY}.{name}": functions for name, functions in self._asdict().items()}
 
     def every(self) -> dict[str, Callable[..., Any]]:
         """All terms by their key in the configuration."""
         return {f"{key}.{name}": f for key, functions in self.keyed().items() for name, f in functions.items()}
-
-    def named_in(self, error: ConfigError) -> ConfigError:
-        """An error about contacts with the key of the term that asks for them."""
-        if str(error).startswith("geoms: "):
-            for key, function in self.every().items():
-                if any(repr(geom) in str(error) for geom in terms.touching({key: function})):
-                    return ConfigError(f"{key}.{error}")
-        return error
 
 
 def seen_by_critic(task: TaskConfig) -> Mapping[str, ObservationConfig]:

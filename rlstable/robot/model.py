@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -101,7 +102,7 @@ class Robot:
         self,
         path: str,
         task: TaskConfig,
-        touching: Collection[str] = (),
+        touching: Mapping[str, str] = MappingProxyType({}),
         needs: Collection[str] = (),
         sites: Collection[str] = (),
     ):
@@ -239,7 +240,7 @@ class Robot:
         return jnp.array([data.geom_xpos[np.array(foot)].mean(axis=0) for foot in self.feet]).reshape(-1, 3)
 
     def _any_contact(self, data: Any, geoms: Collection[int]) -> jax.Array:
-        found = [self.sensor(data, build.CONTACT + build.geom_name(self.model, geom)) for geom in geoms]
+        found = [self.sensor(data, build.CONTACT + build.name_of(self.model, "geom", geom)) for geom in geoms]
         return (jnp.concatenate(found).max() > 0).astype(jnp.float32)
 
     def walked(self, data: Any, center: jax.Array) -> jax.Array:
@@ -371,15 +372,11 @@ class _WithShapesOfMjx:
         return array.astype(np.float32) if np.issubdtype(array.dtype, np.floating) else array
 
 
-def _joint_name(model: mujoco.MjModel, j: int) -> str:
-    return str(model.joint(j).name) or f"joint{j}"
-
-
 def _joint(model: mujoco.MjModel, j: int, home: np.ndarray) -> Joint:
     limited, adr = bool(model.jnt_limited[j]), int(model.jnt_qposadr[j])
     low, high = model.jnt_range[j] if limited else (-np.inf, np.inf)
     turns = not limited and model.jnt_type[j] == _HINGE
-    name, dof = _joint_name(model, j), int(model.jnt_dofadr[j])
+    name, dof = build.name_of(model, "joint", j), int(model.jnt_dofadr[j])
     return Joint(name, j, adr, dof, turns, float(low), float(high), float(home[adr]))
 
 
@@ -404,7 +401,7 @@ def _actuator(model: mujoco.MjModel, i: int, controls: np.ndarray, lengths: np.n
     name = str(model.actuator(i).name) or (str(model.joint(joint).name) if joint is not None else "") or f"actuator{i}"
     return Actuator(
         name=name,
-        joint=_joint_name(model, joint) if joint is not None else "",
+        joint=build.name_of(model, "joint", joint) if joint is not None else "",
         kind=kind,
         low=float(low),
         high=float(high),

@@ -14,6 +14,8 @@ from rlstable.robot.model import Robot
 from rlstable.robot.past import Past
 from rlstable.robot.terms import by_name, mirrors, needs
 
+INERTIAL = {"gyro": mujoco.mjtSensor.mjSENS_GYRO, "accelerometer": mujoco.mjtSensor.mjSENS_ACCELEROMETER}
+
 
 @mirrors("joints")
 @needs("joints")
@@ -47,14 +49,14 @@ def projected_gravity(robot: Robot, data: Any, past: Past, action: jax.Array) ->
 @mirrors("gyro")
 def gyro(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """Angular velocity of the root body, of its gyro if the model has one there, else in the body's frame."""
-    return robot.numbers(data, robot.root_sensor(mujoco.mjtSensor.mjSENS_GYRO))
+    return robot.numbers(data, robot.root_sensor(INERTIAL["gyro"]))
 
 
 @mirrors("accelerometer")
 @needs("accelerometer")
 def accelerometer(robot: Robot, data: Any, past: Past, action: jax.Array) -> jax.Array:
     """Acceleration of the root body, of its accelerometer if the model has one there, else in the body's frame."""
-    return robot.numbers(data, robot.root_sensor(mujoco.mjtSensor.mjSENS_ACCELEROMETER))
+    return robot.numbers(data, robot.root_sensor(INERTIAL["accelerometer"]))
 
 
 @mirrors("vector")

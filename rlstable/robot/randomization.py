@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from rlstable.config.robot import RandomizationConfig
 from rlstable.device.trees import PyTree
+from rlstable.envs.randomized import RandomizationFn
 
-Randomize = Callable[..., tuple[PyTree, PyTree]]
 
-
-def by_ranges(config: RandomizationConfig) -> Randomize:
+def by_ranges(config: RandomizationConfig) -> RandomizationFn:
     """A function as Brax's and Playground's PPO take it: `(model, rng) -> (model with batched leaves, axes)`."""
 
     def randomize(model: PyTree, rng: jax.Array) -> tuple[PyTree, PyTree]:

@@ -61,14 +61,10 @@ def _noisy(
     key_position, key_velocity = jax.random.split(key)
     noise = jax.random.uniform(key_position, (len(robot.joints),), minval=-position, maxval=position)
     first = jnp.asarray(qpos, jnp.float32)
-    joints = _within_limits(robot, first[robot.qpos_of_joints] + noise)
+    low, high, at_home = (robot.of_joints(field) for field in ("low", "high", "home"))
+    joints = jnp.clip(first[robot.qpos_of_joints] + noise, np.minimum(low, at_home), np.maximum(high, at_home))
     moved = jax.random.uniform(key_velocity, (robot.model.nv,), minval=-velocity, maxval=velocity)
     return first.at[robot.qpos_of_joints].set(joints), jnp.asarray(qvel, jnp.float32) + moved
-
-
-def _within_limits(robot: Robot, positions: jax.Array) -> jax.Array:
-    low, high = robot.of_joints("low"), robot.of_joints("high")
-    return jnp.clip(positions, np.minimum(low, robot.of_joints("home")), np.maximum(high, robot.of_joints("home")))
 
 
 TERMS = by_name(home, keyframes, random)

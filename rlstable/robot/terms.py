@@ -10,7 +10,7 @@ import difflib
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -130,10 +130,9 @@ def arguments(function: Callable[..., Any]) -> dict[str, Any]:
     return getattr(function, "keywords", {})
 
 
-def touching(functions: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
-    """Names of geoms and bodies whose contacts the terms read, from their parameter `geoms`."""
-    for function in functions.values():
-        yield from arguments(function).get("geoms", ())
+def touching(functions: Mapping[str, Callable[..., Any]]) -> dict[str, str]:
+    """Names of geoms and bodies whose contacts the terms read, and the key of the parameter `geoms` that has it."""
+    return {name: f"{key}.geoms" for key, f in functions.items() for name in arguments(f).get("geoms", ())}
 
 
 def sites(functions: Mapping[str, Callable[..., Any]]) -> set[str]:

@@ -133,8 +133,7 @@ def test_time_limit_is_that_of_gymnasium() -> None:
         ({"name": "Ant-v4"}, "env.name: rlstable has no formula of Gymnasium's task 'Ant-v4'; did you mean Ant-v5?"),
         ({"name": "CartPole-v1"}, "'CartPole-v1'; choose one of Ant-v5"),
         ({"kwargs": {"healthy": 1}}, "env.kwargs: Ant-v5 has no argument 'healthy'; did you mean healthy_reward?"),
-        ({"kwargs": {"xml_file": "my.xml"}}, "env.kwargs: Ant-v5 cannot take xml_file here; train your own "),
-        ({"kwargs": {"frame_skip": 5}}, "env.kwargs: Ant-v5 cannot take frame_skip here; env=robot env.xml=<file> "),
+        ({"kwargs": {"frame_skip": 5}}, "env.kwargs: Ant-v5 has no argument 'frame_skip'; it has contact_cost_weight"),
         ({"backend": "spring"}, "env.backend: spring is for Brax's environments; choose auto, native or mjx"),
     ],
 )

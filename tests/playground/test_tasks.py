@@ -91,7 +91,7 @@ def test_missing_robot_models_are_one_line_and_nothing_is_cloned(
 
 def test_incomplete_clone_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path)
-    with pytest.raises(ConfigError, match=rf"^env\.name: {GO1} needs .* the clone at {tmp_path} is incomplete \("):
+    with pytest.raises(ConfigError, match=rf"^env\.kwargs: Playground cannot build {GO1} .* delete the clone, "):
         load(task(GO1))
 
 

@@ -200,36 +200,22 @@ def test_next_opengl_backend_is_tried_if_one_fails(
     assert (tmp_path / "one.mp4").stat().st_size > 1000
 
 
-def test_process_that_draws_nothing_for_too_long_is_killed(
+def test_film_that_no_backend_draws_is_one_line_and_writes_no_file(
     recorded: RecordedEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(film, "_LEAST_SECONDS", 0.2)
-    monkeypatch.setattr(film, "_SECONDS_PER_SECOND", 0.0)
-    monkeypatch.setenv("MUJOCO_GL", "hanging")
-    hanging = tmp_path / "hanging"
-    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
-    hanging.chmod(0o700)
-    monkeypatch.setattr(film.sys, "executable", str(hanging))
-    with pytest.raises(ConfigError, match=r"^format: no OpenGL for films \(hanging: nothing drawn after 0 s\)"):
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    with pytest.raises(ConfigError, match=r"^format: no film was drawn \(nonsense: .*format=html") as error:
         film.write_film(recorded, recorded.recordings[0], tmp_path / "one.mp4", 64, 64)
-    assert [path.name for path in tmp_path.iterdir()] == ["hanging"]
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
 
 def test_missing_ffmpeg_is_reported_before_episodes_are_played(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import imageio_ffmpeg
-
-    def none() -> str:
-        raise RuntimeError("No ffmpeg exe could be found.")
-
-    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", none)
-    assert run(f"run={run_dir}", "format=mp4") == 2
-    said = capsys.readouterr().err
-    assert "apt-get install ffmpeg, or choose format=html" in said and "playing" not in said
     monkeypatch.setattr(film.importlib.util, "find_spec", lambda name: None)
     assert run(f"run={run_dir}", "format=mp4") == 2
-    assert install("render") in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert install("render") in said and "playing" not in said
 
 
 PUSHER = """

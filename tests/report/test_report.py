@@ -22,11 +22,9 @@ from rlstable.render.episode import RecordedEpisodes, Recording
 from rlstable.render.page import page as page_of_episodes
 from rlstable.report import panels
 from rlstable.report.__main__ import main
-from rlstable.report.episodes import episodes, recordings
-from rlstable.report.page import page
+from rlstable.report.page import episodes, page, recordings
 from rlstable.report.panels import PANELS
 from rlstable.report.run_record import RunRecord, differences, read_record
-from rlstable.report.timeline import lanes
 from rlstable.runner.loop import TrainingLoop
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "shared_programs")
@@ -74,7 +72,7 @@ def test_run_writes_its_report(finished: Path) -> None:
 
 
 def test_report_of_a_ruined_run_looks_ruined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bad physics without guards: a red warning, void evaluations in the timeline, no return and no policy to use."""
+    """Bad physics without guards: a red warning, void evaluations among the events, no return and no policy to use."""
     fault = {"env": {"name": "toys:PointMass", "kwargs": {"fault": "physics", "probability": 0.5}}}
     trained(tmp_path, guards=GUARDS_OFF, logging={"console": "lines"}, **fault)
     result = json.loads((tmp_path / "result.json").read_text())
@@ -84,7 +82,7 @@ def test_report_of_a_ruined_run_looks_ruined(tmp_path: Path, capsys: pytest.Capt
     shown = page([read_record(tmp_path)])
     assert '<span class="bad">loss_not_finite, ' in shown and "no finite loss since step 0, so " in shown
     assert shown.count("no finite value was logged") >= 2
-    assert "evaluations" in lanes(read_record(tmp_path))
+    assert "<code>evaluation_void" in shown
     printed = capsys.readouterr().out
     assert "warning      loss_not_finite: " in printed and "rlstable.load_policy" not in printed
 
@@ -94,10 +92,10 @@ def test_report_shows_trips_rollbacks_and_incidents(troubled: Path) -> None:
     text = (troubled / "report.html").read_text()
     assert story.result is not None
     assert f">{story.result['stop_reason']}<" in text and 'class="bad"' in text
-    found = lanes(story)
-    assert {"trips of quarantine", "trips of storm", "rollbacks", "incidents", "starts and ends"} <= set(found)
-    trips = sum(mark.value for mark in found["trips of quarantine"])
-    assert trips > (story.last("guards/quarantine/trips") or 0)  # those of iterations that were given up, too
+    count, first, last = story.trips()["quarantine"]
+    assert count > (story.last("guards/quarantine/trips") or 0)  # those of iterations that were given up, too
+    assert f"<strong>quarantine</strong>: {count:,.0f}, steps {first:,.0f} to {last:,.0f}" in text
+    assert all(f"<code>{kind}" in text for kind in ("rolled_back", "incident", "stopped"))
     assert "What to do" in text
     assert re.search(r"rlstable\.replay [^<]*incidents/", text)
 

@@ -169,7 +169,7 @@ def test_robot_that_is_neither_there_nor_downloaded_is_one_line(package: Path) -
     error = mistake("robot_descriptions:offline_description")
     assert error.startswith("env.xml: robot_descriptions:offline_description is not in ROBOT_DESCRIPTIONS_CACHE")
     assert "git failed: no network" in error
-    assert mistake("robot_descriptions:none").startswith("env.xml: robot_descriptions has no robot 'none'")
+    assert mistake("robot_descriptions:none").startswith("env.xml: robot_descriptions:none is not in")
 
 
 def test_robot_of_menagerie_is_found_in_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

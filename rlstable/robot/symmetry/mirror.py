@@ -18,7 +18,7 @@ from rlstable.robot.lists import KEY
 from rlstable.robot.model import Robot
 from rlstable.robot.observing import Observer
 from rlstable.robot.past import Past
-from rlstable.robot.symmetry.pairs import VECTOR, Pairs, refused
+from rlstable.robot.symmetry.pairs import Pairs, refused
 from rlstable.robot.symmetry.rules import SHARE_OF_STEP, Rules, largest
 
 _STATES = 8  # random states near home in which the mirror is checked
@@ -79,8 +79,9 @@ def _state_and_image(env: RobotEnv, pairs: Pairs, random: Random) -> tuple[_Stat
         if model.jnt_limited[joint]:
             qpos[at] = np.clip(qpos[at], *model.jnt_range[joint])
     qvel = random.uniform(-_SPEED, _SPEED, model.nv)
-    ctrl = np.array(actions.controls(robot, random.uniform(-1, 1, model.nu), env.task.actions))
-    images = pairs.qpos(qpos), pairs.dofs(qvel), pairs.ctrl(ctrl)
+    action = random.uniform(-1, 1, model.nu)
+    ctrl, mirrored = (np.array(actions.controls(robot, x, env.task.actions)) for x in (action, pairs.actuators(action)))
+    images = pairs.qpos(qpos), pairs.dofs(qvel), mirrored
     return _State(qpos, qvel, ctrl, robot.forward(qpos, qvel, ctrl)), _State(*images, robot.forward(*images))
 
 
@@ -113,8 +114,8 @@ _Moment = tuple[Any, Past, jax.Array]
 def _moments(
     env: RobotEnv, pairs: Pairs, commands: Mapping[str, Reflection], state: _State, image: _State, random: Random
 ) -> tuple[_Moment, _Moment]:
-    """The arguments of terms in a state, with a random past, and in its mirror image."""
-    robot, count = env.robot, len(env.robot.feet)
+    """The arguments of terms in a state, with random commands and actions before, and in its mirror image."""
+    robot = env.robot
 
     def drawn(*shape: int) -> np.ndarray:
         return random.uniform(-1, 1, shape).astype(np.float32)
@@ -125,19 +126,13 @@ def _moments(
         command={name: drawn(len(reflection.order)) for name, reflection in commands.items()},
         actions=drawn(*shapes.actions.shape),
         contact=np.asarray(robot.foot_contacts(state.data)),
-        air_time=np.abs(drawn(count)),
-        landed_after=np.abs(drawn(count)),
         foot_positions=np.asarray(robot.foot_positions(state.data)),
-        foot_velocities=drawn(count, 3),
     )
     mirrored = past.replace(
         command={name: commands[name](x) for name, x in past.command.items()},
         actions=pairs.actuators(past.actions),
         contact=np.asarray(robot.foot_contacts(image.data)),
-        air_time=past.air_time[pairs.feet],
-        landed_after=past.landed_after[pairs.feet],
         foot_positions=np.asarray(robot.foot_positions(image.data)),
-        foot_velocities=VECTOR(past.foot_velocities[pairs.feet]),
     )
     here, there = jax.tree.map(jnp.asarray, (past, mirrored))  # JAX's arrays, as in training
     return (state.data, here, here.actions[0]), (image.data, there, there.actions[0])

@@ -7,8 +7,6 @@ bodies, actuators by the joints that they move. So names need not follow a conve
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -20,20 +18,10 @@ from rlstable.robot.model import Robot
 VECTOR = Reflection.of_signs(1, -1, 1)  # a position, a velocity
 AXIAL = Reflection.of_signs(-1, 1, -1)  # an angular velocity
 _SHARE = 0.01  # largest error of axes, and of places of geoms and sites as a share of the robot's size
-# Largest error of centres of mass, and of masses, gains and ranges. Files of robots differ by 2 to 4 % between left
-# and right. Larger effects on the motion are found by the test of mirrored steps (mirror.py).
+# Largest error of centres of mass. Files of robots differ by 2 to 4 % between left and right. Masses and all else that
+# changes the motion are compared by mirrored steps (mirror.py).
 _MEASURED = 0.05
-_INERTIA_SHARE = 0.1  # published inertias of left and right legs differ more
 _S = np.diag(VECTOR.sign)
-
-_JOINT_FACTS = {
-    "stiffness": "jnt_stiffness", "margin": "jnt_margin", "solref of the limit": "jnt_solref",
-    "solimp of the limit": "jnt_solimp",
-}  # fmt: skip
-_GEOM_FACTS = ("geom_friction", "geom_condim", "geom_priority", "geom_margin", "geom_solref", "geom_solimp")
-_DOF_FACTS = {"armature": "dof_armature", "damping": "dof_damping", "friction loss": "dof_frictionloss"}
-_ROUND = (mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_CYLINDER)
-_TURNED = (*_ROUND, mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_ELLIPSOID)
 
 
 def refused(what: str) -> ConfigError:
@@ -47,6 +35,7 @@ class Pairs:
         bodies: Mirror image of each body; `joints`, `geoms` and `sites` likewise.
         dofs: Reflection of velocities, `[nv]`.
         actuators: Reflection of changes of the controls from home, and so of actions.
+        images: Mirror images of parts by the number of their kind, `mjtObj`.
     """
 
     def __init__(self, robot: Robot):
@@ -58,26 +47,19 @@ class Pairs:
         self._origin = np.array([0.0, self._home.xpos[robot.root, 1], 0.0])
         apart = np.linalg.norm(self._home.xipos[1:] - self._home.xpos[robot.root], axis=1)
         self._size = max(robot.radius, float(apart.max(initial=1e-3)))
-        turned = self._home.xmat[robot.root].reshape(3, 3)
-        if robot.floating and not np.allclose(_S @ turned @ _S, turned, atol=_SHARE):
-            raise refused(f"{self.named('body', robot.root)} is turned or leans sideways at home")
         self.bodies = self._paired_bodies()
         self.geoms = self._paired_geoms()
         self.sites = self._paired_sites()
         self.joints, signs = self._paired_joints()
         self._qpos, self.dofs = self._of_state(signs)
         self.actuators = self._paired_actuators()
+        kinds = {"BODY": self.bodies, "XBODY": self.bodies, "JOINT": self.joints, "GEOM": self.geoms}
+        kinds |= {"SITE": self.sites, "ACTUATOR": self.actuators.order}
+        self.images = {int(getattr(mujoco.mjtObj, f"mjOBJ_{kind}")): images for kind, images in kinds.items()}
 
     def named(self, kind: str, index: int) -> str:
         """A part in an error line, `joint left_knee`."""
         return f"{kind} {getattr(self.model, kind)(index).name or index}"
-
-    def image_of(self, kind: str, index: int) -> int:
-        """The mirror image of a part."""
-        return {
-            "body": self.bodies, "joint": self.joints, "geom": self.geoms, "site": self.sites,
-            "actuator": self.actuators.order,
-        }.get(kind, np.arange(index + 1))[index].item()  # fmt: skip
 
     def of_joints(self, limited: bool = False, turning: bool = False) -> Reflection:
         """Reflection of the robot's joints, of positions relative to home or velocities: all, or one kind of them."""
@@ -106,11 +88,6 @@ class Pairs:
             base[first + 3 : first + 7] = 0.0  # a quaternion is reflected as a whole
         return np.asarray(base + self._qpos(qpos - base))
 
-    def ctrl(self, ctrl: np.ndarray) -> np.ndarray:
-        """The mirror image of controls."""
-        home = self.robot.of_actuators("home")
-        return np.asarray(home + self.actuators(ctrl - home))
-
     # --- pairs
 
     def _mirrored(self, point: np.ndarray) -> np.ndarray:
@@ -128,56 +105,39 @@ class Pairs:
                 nearest = min(left, key=lambda c: (round(apart[c] / self._size, 6), c != child), default=None)
                 if nearest is None or apart[nearest] > _MEASURED * self._size:
                     raise refused(f"{self.named('body', child)} has no mirror image at home")
-                self._same("body", child, nearest, self._body_facts(child, _S), self._body_facts(nearest, np.eye(3)))
                 left.remove(nearest)
                 image[child] = nearest
                 queue.append(child)
         return np.array([image[b] for b in range(model.nbody)])
 
-    def _body_facts(self, body: int, reflection: np.ndarray) -> dict[str, Any]:
-        turn = reflection @ self._home.ximat[body].reshape(3, 3)
-        inertia = turn @ np.diag(self.model.body_inertia[body]) @ turn.T
-        return {"mass": self.model.body_mass[body], "inertia": inertia}
-
     def _paired_geoms(self) -> np.ndarray:
-        model, data, image = self.model, self._home, np.arange(self.model.ngeom)
-        collide = model.geom_contype | model.geom_conaffinity
-        for geom in map(int, np.flatnonzero(collide)):
-            if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE:
-                normal = data.geom_xmat[geom].reshape(3, 3)[:, 2]
-                if abs(normal[1]) > _SHARE:
-                    raise refused(f"{self.named('geom', geom)} is a plane that leans sideways")
-                continue
-            target = self._mirrored(data.geom_xpos[geom])
-            body = int(self.bodies[model.geom_bodyid[geom]])
-            same = (model.geom_bodyid == body) & (collide > 0) & (model.geom_type == model.geom_type[geom])
-            found = [g for g in map(int, np.flatnonzero(same)) if self._coincide(geom, g, target)]
-            if not found or model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_HFIELD:
-                raise refused(f"{self.named('geom', geom)} of {self.named('body', body)} has no mirror image at home")
-            image[geom] = geom if geom in found else found[0]
+        """Mirror images of the geoms that can collide; a plane is its own."""
+        model, image = self.model, np.arange(self.model.ngeom)
+        for geom in np.flatnonzero(model.geom_contype | model.geom_conaffinity).tolist():
+            kind, body = model.geom_type[geom], self.bodies[model.geom_bodyid[geom]]
+            if kind != mujoco.mjtGeom.mjGEOM_PLANE:
+                same = np.flatnonzero((model.geom_bodyid == body) & (model.geom_type == kind))
+                found = self._at_image(self._home.geom_xpos, geom, same)
+                if found is None or kind == mujoco.mjtGeom.mjGEOM_HFIELD:
+                    what = f"{self.named('geom', geom)} of {self.named('body', int(body))}"
+                    raise refused(f"{what} has no mirror image at home")
+                image[geom] = found
         return image
-
-    def _coincide(self, geom: int, other: int, target: np.ndarray) -> bool:
-        """Whether a geom is where the mirror image of another must be, with its size, friction and orientation."""
-        model, data, kind = self.model, self._home, self.model.geom_type[geom]
-        turned = np.abs(data.geom_xmat[other].reshape(3, 3).T @ _S @ data.geom_xmat[geom].reshape(3, 3))
-        axes = turned[2:, 2:] if kind in _ROUND else turned
-        return (
-            float(np.linalg.norm(data.geom_xpos[other] - target)) <= _SHARE * self._size
-            and np.allclose(model.geom_size[geom], model.geom_size[other], atol=_SHARE * self._size)
-            and all(np.allclose(x[geom], x[other], rtol=_SHARE) for x in (getattr(model, key) for key in _GEOM_FACTS))
-            and (kind not in _TURNED or np.allclose(axes, np.eye(len(axes)), atol=0.1))
-        )
 
     def _paired_sites(self) -> np.ndarray:
         """Mirror images of sites; a site without one, such as that of an IMU beside the plane, is its own."""
-        model, data, image = self.model, self._home, np.arange(self.model.nsite)
+        model, image = self.model, np.arange(self.model.nsite)
         for site in range(model.nsite):
-            target = self._mirrored(data.site_xpos[site])
             same = np.flatnonzero(model.site_bodyid == self.bodies[model.site_bodyid[site]])
-            near = [s for s in same if np.linalg.norm(data.site_xpos[s] - target) <= _SHARE * self._size]
-            image[site] = site if not near or site in near else near[0]
+            found = self._at_image(self._home.site_xpos, site, same)
+            image[site] = site if found is None else found
         return image
+
+    def _at_image(self, places: np.ndarray, one: int, others: np.ndarray) -> int | None:
+        """The other part that is at the mirror image of a place, itself before others; None without one."""
+        apart = np.linalg.norm(places[others] - self._mirrored(places[one]), axis=1)
+        near = others[apart <= _SHARE * self._size].tolist()
+        return one if one in near else next(iter(near), None)
 
     def _paired_joints(self) -> tuple[np.ndarray, np.ndarray]:
         """Mirror images of joints, and the sign of each joint's position relative to home."""
@@ -204,18 +164,7 @@ class Pairs:
                 pair = f"{self.named('joint', joint)} and {self.named('joint', other)}"
                 raise refused(f"the axes of {pair} are no mirror images at home")
             signs[joint] = np.sign(along)
-            self._same("joint", joint, other, self._joint_facts(joint, signs[joint]), self._joint_facts(other, 1.0))
         return order, signs
-
-    def _joint_facts(self, joint: int, sign: float) -> dict[str, Any]:
-        model, dof, place = self.model, self.model.jnt_dofadr[joint], self.model.jnt_qposadr[joint]
-        limits = model.jnt_range[joint] - self.robot.home[place] if model.jnt_limited[joint] else np.zeros(2)
-        spring = model.qpos_spring[place] - self.robot.home[place] if np.any(model.jnt_stiffness[joint]) else 0.0
-        facts = {name: getattr(model, field)[joint] for name, field in _JOINT_FACTS.items()}
-        facts |= {name: getattr(model, field)[dof] for name, field in _DOF_FACTS.items()}
-        forces = model.jnt_actfrcrange[joint] if model.jnt_actfrclimited[joint] else np.zeros(2)
-        facts |= {"range": np.sort(sign * limits), "force range": np.sort(sign * forces)}
-        return {**facts, "rest of the spring": sign * spring}
 
     def _of_state(self, signs: np.ndarray) -> tuple[Reflection, Reflection]:
         """The reflections of positions and of velocities."""
@@ -252,47 +201,12 @@ class Pairs:
             }
             if not found:
                 raise refused(f"{self.named('actuator', actuator)} has no mirror image that moves the mirrored joints")
-            equal = [o for o, s in found.items() if not self._different(*self._both_actuators(actuator, o, s))]
-            other = order[actuator] = (equal or list(found))[0]
+            # Of several actuators that move a joint, the one with the same gains.
+            other = order[actuator] = min(found, key=lambda one: self._apart(actuator, one))
             signs[actuator] = found[other]
-            self._same("actuator", actuator, other, *self._both_actuators(actuator, other, found[other]))
         return Reflection(order, signs[order])
 
-    def _both_actuators(self, one: int, other: int, sign: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self._actuator_facts(one, sign), self._actuator_facts(other, 1.0)
-
-    def _actuator_facts(self, i: int, sign: float) -> dict[str, Any]:
-        model, actuator = self.model, self.robot.actuators[i]
-        limited = bool(model.actuator_forcelimited[i])
-        controls = np.array([actuator.low, actuator.high]) - actuator.home
-        return {
-            "gain": model.actuator_gainprm[i],
-            "gains": model.actuator_biasprm[i][1:],
-            "dynamics": model.actuator_dynprm[i],
-            "control range": np.sort(sign * controls),
-            "scale of the action": [actuator.down, actuator.up] if sign > 0 else [actuator.up, actuator.down],
-            "force range": np.sort(sign * model.actuator_forcerange[i]) if limited else np.zeros(2),
-            "force at home": sign * self._home.actuator_force[i] / actuator.force,
-        }
-
-    # --- differences
-
-    def _different(self, facts: Mapping[str, Any], others: Mapping[str, Any]) -> str | None:
-        """The first fact that differs, with both numbers."""
-        for name, value in facts.items():
-            a, b = np.asarray(value, float), np.asarray(others[name], float)
-            share = _INERTIA_SHARE if name == "inertia" else _MEASURED
-            scale = max(float(np.abs(np.where(np.isfinite(x), x, 0.0)).max(initial=0.0)) for x in (a, b))
-            floor = _SHARE if name == "force at home" else 1e-9
-            if not np.allclose(a, b, rtol=0.0, atol=max(share * scale, floor)):
-                return f"{name} differs: {_text(a)}, mirrored, is not {_text(b)}"
-        return None
-
-    def _same(self, kind: str, one: int, other: int, facts: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-        different = self._different(facts, others)
-        if different is not None:
-            raise refused(f"{self.named(kind, one)} and {self.named(kind, other)} are no mirror images: {different}")
-
-
-def _text(values: np.ndarray) -> str:
-    return " ".join(f"{x:.4g}" for x in np.atleast_1d(values).ravel()[:6])
+    def _apart(self, actuator: int, other: int) -> float:
+        """The greatest difference of the gains of two actuators."""
+        gains = (self.model.actuator_gainprm, self.model.actuator_biasprm, self.model.actuator_dynprm)
+        return max(float(np.abs(gain[actuator] - gain[other]).max()) for gain in gains)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import mujoco
 import numpy as np
 
 from rlstable.config import ConfigError
@@ -19,12 +18,6 @@ from rlstable.robot.symmetry.pairs import AXIAL, VECTOR, Pairs, refused
 # In mirrored states a value may differ by this share of its largest size in all states: velocities after a step,
 # observations, rewards. A value that is always smaller than a share of the others' counts as that large.
 SHARE_OF_STEP, _SMALL = 0.05, 0.01
-_KINDS = {
-    int(mujoco.mjtObj.mjOBJ_BODY): "body", int(mujoco.mjtObj.mjOBJ_XBODY): "body",
-    int(mujoco.mjtObj.mjOBJ_JOINT): "joint", int(mujoco.mjtObj.mjOBJ_GEOM): "geom",
-    int(mujoco.mjtObj.mjOBJ_SITE): "site", int(mujoco.mjtObj.mjOBJ_ACTUATOR): "actuator",
-}  # fmt: skip
-_INERTIAL = {"gyro": mujoco.mjtSensor.mjSENS_GYRO, "accelerometer": mujoco.mjtSensor.mjSENS_ACCELEROMETER}
 _SETTINGS = ("scale", "noise", "clip", "history", "delay")  # the same for a term and its mirror image
 
 
@@ -89,14 +82,14 @@ class Rules:
         kind, values = terms.mirror_rule_of(function), terms.arguments(function)
         if kind == "site":
             site = self._robot.site(values["site"])
-            return _View(VECTOR, (site,), (pairs.image_of("site", site),))
+            return _View(VECTOR, (site,), (int(pairs.sites[site]),))
         if kind == "contact":
             geoms = tuple(values["geoms"])
             return _View(_unchanged(part.size), geoms, tuple(self._image_of_geom(geom) for geom in geoms))
         if kind == "sensor":
             return self._of_sensor(key, int(self._robot.model.sensor(values["name"]).id))
-        if kind in _INERTIAL:
-            return self._of_sensor(key, int(np.argmax(self._robot.model.sensor_type == _INERTIAL[kind])))
+        if kind in observations.INERTIAL:
+            return self._of_sensor(key, self._robot.root_sensor(observations.INERTIAL[kind]))
         rules: dict[str, Callable[[], Reflection]] = {
             "vector": lambda: VECTOR,
             "axial": lambda: AXIAL,
@@ -116,10 +109,10 @@ class Rules:
     def _image_of_geom(self, name: str) -> str:
         """The name of the mirror image of a geom, or of a body."""
         model = self._robot.model
-        names = [build.geom_name(model, geom) for geom in range(model.ngeom)]
+        names = [build.name_of(model, "geom", geom) for geom in range(model.ngeom)]
         if name in names:
-            return names[self._pairs.image_of("geom", names.index(name))]
-        return str(model.body(self._pairs.image_of("body", model.body(name).id)).name)
+            return names[self._pairs.geoms[names.index(name)]]
+        return str(model.body(self._pairs.bodies[model.body(name).id]).name)
 
     def _of_sensor(self, key: str, sensor: int) -> _View:
         image = self._image_of_sensor(sensor)
@@ -138,8 +131,8 @@ class Rules:
         objects = np.stack([getattr(model, f"sensor_{field}") for field in fields], axis=1).tolist()
         own = list(objects[sensor])
         for i in (2, 4):
-            if own[i] >= 0 and own[i - 1] in _KINDS:
-                own[i] = self._pairs.image_of(_KINDS[own[i - 1]], own[i])
+            if own[i] >= 0 and own[i - 1] in self._pairs.images:
+                own[i] = int(self._pairs.images[own[i - 1]][own[i]])
         return objects.index(own) if own in objects else sensor
 
 
