@@ -312,6 +312,8 @@ def describe_event(kind: str, fields: Mapping[str, Any]) -> str:
         return f"sign {_text(fields['sign'])}{seed}: {_text(fields['text'])}"
     if kind == "sign_recovered" and "sign" in fields:
         return f"sign {_text(fields['sign'])}{seed} recovered"
+    if kind == "configuration_changed" and {"key", "old", "new"} <= fields.keys():
+        return f"{kind}: {_text(fields['key'])}: {setting(fields['old'])} -> {setting(fields['new'])}"
     parts = []
     for key, value in fields.items():
         if isinstance(value, Mapping):
