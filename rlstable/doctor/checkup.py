@@ -11,10 +11,11 @@ import jax
 from jax.sharding import Mesh
 
 from rlstable.compilation.xla import check_flags, enable_program_cache
-from rlstable.config import Config
+from rlstable.config import Config, ConfigError
 from rlstable.config.extras import install
 from rlstable.config.ppo import PPOConfig
 from rlstable.config.run import EnvConfig
+from rlstable.config.schema import first_line
 from rlstable.device import machine
 from rlstable.device.mesh import make_mesh
 from rlstable.device.mjx import uses_warp
@@ -51,7 +52,7 @@ class Report:
     task: str
     engine: str
     machine: dict[str, str]  # devices and versions, each a line
-    memory: Memory  # of training
+    memory: Memory | None  # of training; None if the program could not be built
     findings: tuple[Finding, ...]  # worst first
     robot: RobotFacts | None = None  # of a model file
 
@@ -100,9 +101,15 @@ def examine(config: Config, compiles: bool = True, notify: Callable[[str], None]
         notify("simulating zero and random actions")
         start = trial.of_model(model)
         findings += overlaps(model) + trial.divergence(start, trial.trials(start))
-    settings = config.supervise.memory
-    usage = _memory(config.ppo, settings.limit_gib, setup, mesh, compiles, notify)
-    findings += memory_findings(usage, settings.adapt)
+    settings, usage = config.supervise.memory, None
+    try:
+        usage = _memory(config.ppo, settings.limit_gib, setup, mesh, compiles, notify)
+        findings += memory_findings(usage, settings.adapt)
+    except ConfigError:
+        raise
+    except Exception as error:  # training may take a smaller plan where the device refuses memory
+        what = f"the training program cannot be built: {type(error).__name__}: {first_line(error)}"
+        findings.append(Finding("error", "program", (), what, "python -m rlstable.train prints the traceback"))
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Report(config.env.name, engine, this_machine, usage, tuple(findings), looked)
 

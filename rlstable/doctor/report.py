@@ -21,7 +21,7 @@ def sections(report: Report) -> list[tuple[str, Table | Text]]:
     return [
         *(_robot(report.robot) if report.robot else []),
         ("Machine", _pairs([*report.machine.items()])),
-        ("Memory", _memory(report.memory)),
+        *([("Memory", _memory(report.memory))] if report.memory else []),
         (f"Findings ({report.task}, {report.engine})", _findings(report)),
     ]
 

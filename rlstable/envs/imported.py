@@ -19,8 +19,11 @@ def environment_factory(config: EnvConfig) -> Callable[..., Env]:
     """The class or function named by `env.name`; a `ConfigError` if it cannot be imported, or may not be called."""
     path = config.name
     factory = sources.imported(path, "env.name", config.is_foreign)
-    is_env = isinstance(factory, type) and all(callable(getattr(factory, name, None)) for name in ("reset", "step"))
-    if not is_env and not (config.is_foreign and callable(factory)):
+    if isinstance(factory, type):
+        for method in ("reset", "step"):
+            if not callable(getattr(factory, method, None)):
+                raise ConfigError(f"env.name: {path} has no method {method}; it must have Brax's Env interface")
+    elif not config.is_foreign or not callable(factory):
         raise ConfigError(
             f"env.name: {path} is not called: it must be a class with Brax's Env interface, or a function in a module "
             "of your own that returns an environment"

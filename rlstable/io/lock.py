@@ -36,6 +36,7 @@ class RunLock:
                 "choose another folder"
             )
         self._file: int | None = file
+        self._folder = os.open(run_dir, os.O_RDONLY)  # as long as it is open, no other folder gets its number
         with contextlib.suppress(OSError):  # on a full disk the file stays empty, but the lock still holds
             os.ftruncate(file, 0)
             os.pwrite(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
@@ -43,16 +44,22 @@ class RunLock:
     @property
     def in_place(self) -> bool:
         """Whether the run folder was not deleted, moved or replaced, as long as the lock was held."""
-        return self._was_in_place if self._file is None else self._is_in_place(self._file)
+        if self._file is None:
+            return self._was_in_place
+        try:
+            return os.path.samestat(os.fstat(self._folder), os.stat(self._path.parent))
+        except OSError:
+            return False
 
     def release(self) -> None:
         self._was_in_place = self.in_place
         file, self._file = self._file, None
         if file is not None:
-            if self._was_in_place:  # otherwise another run owns the folder under this name
+            if self._is_in_place(file):  # otherwise another run owns the folder under this name
                 with contextlib.suppress(OSError):
                     self._path.unlink()
             os.close(file)
+            os.close(self._folder)
 
     def _is_in_place(self, file: int) -> bool:
         try:

@@ -79,9 +79,15 @@ def newest_run(root: Path = Path("runs")) -> Path | None:
         if "config.yaml" in files:
             folders.clear()  # checkpoints, and seeds that belong to this run
             run = Path(parent)
-            dated = [folder / name for folder in (run, *seed_folders(run)) for name in _CHANGING]
-            changed[run] = max(file.stat().st_mtime for file in dated if file.exists())
+            changed[run] = max(_changed(folder / name) for folder in (run, *seed_folders(run)) for name in _CHANGING)
     return max(changed, key=lambda folder: changed[folder], default=None)
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def seed_folder(run_dir: Path, seed: int) -> Path:

@@ -192,7 +192,8 @@ def choose_action(
 
 def _is_number(x: object) -> bool:
     """Whether a number is finite in float32."""
-    return isinstance(x, int | float | np.floating) and abs(float(x)) <= float(np.finfo(np.float32).max)
+    largest = float(np.finfo(np.float32).max)
+    return isinstance(x, int | float | np.floating) and bool(-largest <= x <= largest)
 
 
 def policy_arrays(state: TrainState) -> dict[str, PyTree]:

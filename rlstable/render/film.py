@@ -20,6 +20,7 @@ from rlstable.config.extras import install
 from rlstable.io.files import write_atomically
 from rlstable.render.episode import RecordedEpisodes, Recording
 
+_PATIENCE = 3600.0  # seconds; a driver that draws longer counts as hanging
 _OPENGL_BACKENDS = ("egl", "osmesa")  # a driver without a display, then software
 
 
@@ -61,7 +62,11 @@ def _draw_with_opengl(folder: Path) -> None:
     for backend in (configured,) if configured else _OPENGL_BACKENDS:
         command = [sys.executable, "-m", "rlstable.render.draw", str(folder)]
         env = {**os.environ, "MUJOCO_GL": backend}
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            errors.append(f"{backend}: nothing drawn after {_PATIENCE:.0f} s")
+            continue
         if done.returncode == 0:
             return
         error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]

@@ -86,13 +86,16 @@ class RunRecord:
     @property
     def warnings(self) -> list[tuple[str, str]]:
         """Names and texts of the warnings in `result.json`."""
-        warnings = (self.result or {}).get("warnings") or []
+        found = (self.result or {}).get("warnings")
+        warnings = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
         return [(str(warning.get("name")), str(warning.get("text"))) for warning in warnings]
 
     @property
     def signs(self) -> dict[str, dict[str, Any]]:
         """Signs of trouble in `result.json`, by name."""
-        return (self.result or {}).get("signs") or {}
+        found = (self.result or {}).get("signs")
+        signs = found if isinstance(found, dict) else {}
+        return {name: sign for name, sign in signs.items() if isinstance(sign, dict)}
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event.get("kind") in kinds]

@@ -132,7 +132,7 @@ def test_error_about_a_missing_module_or_class_names_the_cause(rooms, name, said
     [
         ("rlstable.io.files:write_atomically", "is not called"),
         ("brax.io.model:load_params", "is not called"),  # it unpickles
-        ("rlstable.io.lock:RunLock", "is not called"),
+        ("rlstable.io.lock:RunLock", "has no method reset"),
     ],
 )
 def test_only_environment_classes_of_known_packages_are_called(rooms, tmp_path, name, said):

@@ -80,6 +80,9 @@ def test_newest_run_is_the_one_whose_files_changed_last(tmp_path: Path) -> None:
     assert newest_run(tmp_path) == tmp_path / "ant" / "1"
     os.utime(tmp_path / "sweeps/a/0/config.yaml", (7, 7))
     assert newest_run(tmp_path) == tmp_path / "sweeps" / "a" / "0"
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.yaml").symlink_to("nowhere")
+    assert newest_run(tmp_path) == tmp_path / "sweeps" / "a" / "0"
 
 
 def test_runs_that_start_in_the_same_second_have_different_folders(here: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -261,3 +262,10 @@ def test_next_commands_of_a_robot_play_its_exported_policy(tmp_path: Path) -> No
     robot, other = (page([RunRecord(tmp_path, own, [], [], ended, {}, 0)]) for own in (settings, {}))
     assert f"rlstable.play {tmp_path}/export/policy.onnx --video walk.mp4" in robot
     assert "rlstable.play" not in other
+
+
+@pytest.mark.parametrize("result", [{"warnings": ["x"]}, {"warnings": 5}, {"signs": ["a"]}, {"signs": {"x": 5}}])
+def test_report_of_a_damaged_result_has_no_warnings_and_no_signs(record: RunRecord, result: dict[str, Any]) -> None:
+    damaged = dataclasses.replace(record, result=result, events=[{"kind": "sign", "sign": "x", "step": 1}])
+    assert damaged.warnings == [] and damaged.signs == {}
+    assert "Signs of trouble" in page([damaged])
