@@ -22,7 +22,7 @@ APPS = (
     "brax_ppo", "demo", "doctor", "export", "gym", "listeners.py", "play.py", "render", "replay", "report", "robot",
     *(f"envs/{name}.py" for name in ("gymnasium_env", "gymnasium_specs", "gymnasium_tasks", "menagerie", "playground")),
 )  # fmt: skip
-BUDGETS = {"core": 6500, "run": 14_095, "apps": 10_568}
+BUDGETS = {"core": 6500, "run": 14_106, "apps": 10_568}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 15
 OTHERS = {"scripts": 3910, "tests": 29_551}

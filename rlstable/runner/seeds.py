@@ -27,15 +27,26 @@ from rlstable.supervise.stop_reasons import StopReason
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a run, for the program that started it."""
+    """The result of a run, for the program that started it.
+
+    Attributes:
+        stop_reason: Why the run stopped.
+        run_dir: The run folder.
+        step: Environment steps trained, rolled back steps not included.
+        metrics: Metrics of the last evaluation; a missing number is None.
+        history: Logged rows with the key `step`.
+        seeds: Result of each seed if several seeds trained together; metrics and history are then empty here.
+        policy_return: Return of `policy`, as in `result.json`, confirmed if possible; with several seeds the
+            interquartile mean; None without a return.
+    """
 
     stop_reason: StopReason
     run_dir: Path
-    step: int  # environment steps trained, rolled back steps not included
-    metrics: Row = dataclasses.field(repr=False)  # of the last evaluation; a missing number is None
-    history: list[Row] = dataclasses.field(repr=False)  # logged rows with the key `step`
-    seeds: tuple[Result, ...] = ()  # of each seed if several trained together; metrics and history are then empty here
-    policy_return: float | None = None  # as `return` in `result.json`: confirmed if possible, over seeds their mean
+    step: int
+    metrics: Row = dataclasses.field(repr=False)
+    history: list[Row] = dataclasses.field(repr=False)
+    seeds: tuple[Result, ...] = ()
+    policy_return: float | None = None
 
     @functools.cached_property
     def policy(self) -> Policy:
