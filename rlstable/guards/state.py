@@ -57,11 +57,11 @@ class StreakMemory(NamedTuple):
 
     Attributes:
         length: int32, trips in a row.
-        scale: float32, largest reward so far; only the value-loss guard uses it.
+        own: What a guard keeps besides.
     """
 
     length: jax.Array
-    scale: jax.Array
+    own: PyTree = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,19 +75,16 @@ class StateSiteGuard(Guard):
     patience: int
 
     def init(self) -> GuardState:
-        return GuardState(no_trips(self.causes), StreakMemory(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)))
+        return GuardState(no_trips(self.causes), StreakMemory(jnp.zeros((), jnp.int32)))
 
     def exhausted(self, state: GuardState) -> jax.Array:
         """Whether the run must stop or recover."""
         return state.memory.length >= self.patience
 
-    def _verdict(
-        self, ctx: StateContext, fine: jax.Array, state: GuardState, scale: jax.Array | None = None
-    ) -> Verdict:
-        """The verdict for `fine`, bool `[causes]`, with updated counts."""
+    def _verdict(self, ctx: StateContext, fine: jax.Array, state: GuardState, own: PyTree = ()) -> Verdict:
+        """The verdict for `fine`, bool `[causes]`, with updated counts and what the guard keeps besides."""
         ok = jnp.all(fine)
-        length = jnp.where(ok, 0, state.memory.length + 1)
-        memory = StreakMemory(length, state.memory.scale if scale is None else scale)
+        memory = StreakMemory(jnp.where(ok, 0, state.memory.length + 1), own)
         return Verdict(ctx.value, ok, GuardState(state.trips + count_first(~fine), memory))
 
 
@@ -152,15 +149,20 @@ class ValueLossGuard(StateSiteGuard):
 
     causes: ClassVar[tuple[str, ...]] = ("exploded",)
 
+    def init(self) -> GuardState:
+        """The initial state, with the largest reward so far."""
+        state = super().init()
+        return state._replace(memory=state.memory._replace(own=jnp.zeros((), jnp.float32)))
+
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
         report = ctx.report
         horizon = min(1.0 / max(1.0 - self.discount, 1e-12), _LONGEST_HORIZON)
-        scale = jnp.maximum(state.memory.scale, report.greatest_reward)
-        limit = self.factor * self.coefficient * jnp.square(1.0 + horizon * jnp.minimum(scale, _GREATEST_REWARD))
+        greatest = jnp.maximum(state.memory.own, report.greatest_reward)
+        limit = self.factor * self.coefficient * jnp.square(1.0 + horizon * jnp.minimum(greatest, _GREATEST_REWARD))
         small = (report.value_loss <= limit) | (report.iterations < self.patience)
         fine = (jnp.isfinite(report.value_loss) & small) | ~report.updated
-        scale = jnp.where(jnp.isfinite(scale), scale, state.memory.scale)
-        return self._verdict(ctx, fine[None], state, scale)
+        greatest = jnp.where(jnp.isfinite(greatest), greatest, state.memory.own)
+        return self._verdict(ctx, fine[None], state, greatest)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,8 +41,12 @@ class Scripted(StormGuard):
 
     bad: tuple[int, ...] = ()
 
+    def init(self) -> GuardState:
+        state = super().init()
+        return state._replace(memory=state.memory._replace(own=jnp.int32(0)))
+
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
-        number = state.memory.scale + 1.0
+        number = state.memory.own + 1
         return self._verdict(ctx, ~jnp.isin(number, jnp.array(self.bad))[None], state, number)
 
 
