@@ -22,11 +22,11 @@ from scripts.study import Cell
 from scripts.survival import page as survival_page
 
 # A third of the recipe's learning rate, at which a solved pendulum sometimes collapses without a fault.
-_PENDULUM = ("ppo=inverted_pendulum", "ppo.learning_rate=3e-4", "total_steps=204800", "eval.num_envs=32")
+_PENDULUM = ("ppo=inverted_pendulum", "ppo.learning_rate=3e-4", "eval.num_envs=32")
 # A second task that trains in seconds, also with 100 iterations, so that faults begin in the same iteration.
 _POINT_MASS = (
     "ppo=fast", "network=small", "env.episode_length=50", "ppo.learning_rate=1e-3", "ppo.normalize_advantage=true",
-    "total_steps=256000", "eval.num_envs=32",
+    "eval.num_envs=32",
 )  # fmt: skip
 SOLVED = 60  # iterations, of 100, after which the seeds 0 to 4 have solved the pendulum
 LATE = 320  # steps of an environment of the pendulum in 10 iterations
@@ -36,16 +36,17 @@ LATE = 320  # steps of an environment of the pendulum in 10 iterations
 class Task:
     env: tuple[str, ...]
     settings: tuple[str, ...]
+    steps: int
     late: str  # its class with an element of the observation that begins to vary
 
 
 _LATE_PENDULUM, _POINT = "scripts.survival.environments:LatePendulum", "scripts.stability.tasks:"
 TASKS = {
     **{
-        backend: Task(("env=inverted_pendulum",), (*_PENDULUM, f"env.backend={backend}"), _LATE_PENDULUM)
+        backend: Task(("env=inverted_pendulum",), (*_PENDULUM, f"env.backend={backend}"), 204_800, _LATE_PENDULUM)
         for backend in ("generalized", "mjx")
     },
-    "point_mass": Task(("env=import", f"env.name={_POINT}PointMass"), _POINT_MASS, f"{_POINT}LatePointMass"),
+    "point_mass": Task(("env=import", f"env.name={_POINT}PointMass"), _POINT_MASS, 256_000, f"{_POINT}LatePointMass"),
 }
 
 
@@ -121,7 +122,9 @@ def environment(task: str, case: Case) -> tuple[str, ...]:
 
 def settings_of(task: str, case: Case) -> list[str]:
     host = ("checkpoint=frequent",) if case.supervised else ("checkpoint=off", "supervise=off")
-    return [*environment(task, case), *TASKS[task].settings, "eval.num_evals=1", *host, *case.overrides]
+    begins = int(case.fault["value"]) if case.fault.get("site") == "counters" else 0  # the count of its first step
+    steps = f"total_steps={begins + TASKS[task].steps}"
+    return [*environment(task, case), *TASKS[task].settings, steps, "eval.num_evals=1", *host, *case.overrides]
 
 
 def train(task: str, side: str, case: Case, seeds: range) -> Iterator[Row]:

@@ -22,11 +22,12 @@ def test_every_site_has_a_case() -> None:
     assert sites == set(FaultConfig.sites())
 
 
+@pytest.mark.parametrize(("case", "begins"), [("disk full", 0), ("counters at 2^31", 2**31)])
 @pytest.mark.parametrize("task", survival.TASKS)
-def test_every_task_has_100_iterations(task: str) -> None:
+def test_every_task_has_100_iterations(task: str, case: str, begins: int) -> None:
     """A fault starts in the same iteration of every task, and a solved task has time to collapse and to recover."""
-    config = compose(survival.settings_of(task, survival.CASES["disk full"]))
-    assert config.total_steps == 100 * config.env_steps_per_iteration and config.eval.num_envs == 32
+    config = compose(survival.settings_of(task, survival.CASES[case]))
+    assert config.total_steps == begins + 100 * config.env_steps_per_iteration and config.eval.num_envs == 32
 
 
 @pytest.mark.parametrize("case", [case for case in survival.CASES.values() if case.unstable or case.late])
