@@ -150,9 +150,7 @@ class ValueLossGuard(StateSiteGuard):
     causes: ClassVar[tuple[str, ...]] = ("exploded",)
 
     def init(self) -> GuardState:
-        """The initial state, with the largest reward so far."""
-        state = super().init()
-        return state._replace(memory=state.memory._replace(own=jnp.zeros((), jnp.float32)))
+        return super().init()._replace(memory=StreakMemory(jnp.int32(0), own=jnp.float32(0.0)))
 
     def apply(self, ctx: StateContext, state: GuardState) -> Verdict:
         report = ctx.report

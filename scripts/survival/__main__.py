@@ -129,7 +129,10 @@ def settings_of(task: str, case: Case) -> list[str]:
 
 def train(task: str, side: str, case: Case, seeds: range) -> Iterator[Row]:
     for row in faulted.train(settings_of(task, case), side, case.fault, seeds):
-        yield {**row, "finished": row["ending"] == "completed"}
+        finished = row["ending"] == "completed"
+        # A run that its guards have ended is not evaluated, and its state is finite.
+        finite = row["return"] is not None or (side != "brax" and not finished)
+        yield {**row, "finished": finished, "finite": finite}
 
 
 def cells(asked: Namespace) -> Iterator[Cell]:
