@@ -26,7 +26,7 @@ BUDGETS = {"core": 6500, "run": 14_106, "apps": 10_568}
 # Signatures and fields outside of `config/` that take the configuration of a run as a whole, instead of sections.
 WHOLE_CONFIGS = 15
 OTHERS = {"scripts": 3916, "tests": 29_556}
-DOCS = 4684  # lines of Markdown
+DOCS = 4696  # lines of Markdown
 
 
 def lines(path: Path, pattern: str = "*.py") -> int:
